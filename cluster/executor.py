@@ -1,0 +1,187 @@
+"""The executor on Ray: hosts and server are actors, the driver moves references between them."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.actors import ClientHost, ServerActor
+from cluster.placement import HostPlan, place_clients, plan_hosts
+from cluster.session import session
+from raysim.config import RunConfig
+from raysim.data.datasets import Dataset
+from raysim.data.partition import Partition
+from raysim.errors import ClusterError, RunError
+from raysim.executor import PhaseReport
+from raysim.messages import Costs, EvalSum, EvalUnit, Snapshot
+from raysim.tensors import Arrays
+
+# A restarted actor would answer from its constructor's state: recovery is the driver's affair.
+_SERVER = ray.remote(max_restarts=0, max_task_retries=0)(ServerActor)
+_HOST = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(
+    ClientHost
+)
+
+
+class RayExecutor:
+    """Packs clients into `ClientHost` actors and keeps a `ServerActor` beside the driver."""
+
+    def __init__(self, config: RunConfig, partition: Partition, dataset: Dataset) -> None:
+        """Connect to Ray and start the actors.
+
+        Args:
+            config: the run.
+            partition: every client's rows.
+            dataset: names the classes and domains.
+
+        Raises:
+            ClusterError: the cluster cannot be reached or cannot hold the hosts.
+        """
+        self._wait_s = config.execution.wait_s
+        self._stack = ExitStack()
+        self._actors: list[Any] = []
+        try:
+            cluster = self._stack.enter_context(session(config.execution))
+            work = [shard.num_train for shard in partition.shards]
+            plan = plan_hosts(config.execution, ray.cluster_resources(), len(work))
+            self._host_of = place_clients(work, plan.num_hosts)
+            self._start(config, partition, dataset, plan)
+        except BaseException:
+            self.close()
+            raise
+        self.num_hosts = plan.num_hosts
+        self.description = f"{plan.num_hosts} hosts on {cluster}"
+
+    def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
+        """See `Executor.run_phase`."""
+        started = time.perf_counter()
+        message, down = self._server.broadcast.remote(round_, phase)
+        partials, reports = [], []
+        for host, clients in self._by_host(cohort).items():
+            partial, report = self._hosts[host].run_phase.remote(
+                round_, phase, clients, self._weights, message
+            )
+            partials.append(partial)
+            reports.append(report)
+        with _named_errors(f"round {round_ + 1}, phase {phase!r}"):
+            done = [client for report in ray.get(reports) for client in report]
+            trained = time.perf_counter()
+            metrics = ray.get(self._server.aggregate.remote(round_, phase, partials))
+            bytes_down = ray.get(down)
+        return PhaseReport(
+            clients=sorted(done, key=lambda report: report.client),
+            metrics=metrics,
+            bytes_down=bytes_down,
+            seconds={"clients": trained - started, "aggregate": time.perf_counter() - trained},
+        )
+
+    def commit(self) -> None:
+        """See `Executor.commit`."""
+        self._weights = self._server.commit.remote()
+        with _named_errors("the end of the round"):
+            ray.get([host.commit.remote() for host in self._hosts])
+
+    def evaluate(self, round_: int, units: Sequence[EvalUnit], *, personal: bool) -> list[EvalSum]:
+        """See `Executor.evaluate`."""
+        message, _ = self._server.broadcast.remote(round_, "evaluate")
+        sums = [
+            host.evaluate.remote(
+                round_, units[index :: self.num_hosts], self._weights, message, personal
+            )
+            for index, host in enumerate(self._hosts)
+        ]
+        with _named_errors(f"the evaluation of round {round_ + 1}"):
+            return [item for part in ray.get(sums) for item in part]
+
+    def costs(self) -> Costs:
+        """See `Executor.costs`."""
+        costs: Costs = ray.get(self._server.costs.remote())
+        return costs
+
+    def digest(self) -> str:
+        """See `Executor.digest`."""
+        digest: str = ray.get(self._server.digest.remote())
+        return digest
+
+    def snapshot(self) -> Snapshot:
+        """See `Executor.snapshot`."""
+        with _named_errors("saving the last complete round"):
+            model, memory = ray.get(self._server.snapshot.remote())
+            clients: dict[int, Arrays] = {}
+            for host in self._hosts:
+                clients |= ray.get(host.snapshot.remote())
+        return Snapshot(model=model, memory=memory, clients=clients)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `Executor.restore`."""
+        self._server.restore.remote(snapshot.model, snapshot.memory)
+        for index, host in enumerate(self._hosts):
+            own = {c: s for c, s in snapshot.clients.items() if self._host_of[c] == index}
+            host.restore.remote(own)
+        self._weights = self._server.weights.remote()
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        if ray.is_initialized():
+            for actor in self._actors:
+                ray.kill(actor)
+        self._actors = []
+        self._weights = None
+        self._stack.close()
+
+    def _start(
+        self, config: RunConfig, partition: Partition, dataset: Dataset, plan: HostPlan
+    ) -> None:
+        threads = {"env_vars": {"OMP_NUM_THREADS": str(config.local.threads)}}
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._server = _SERVER.options(
+            num_cpus=0, scheduling_strategy=here, runtime_env=threads
+        ).remote(config, len(dataset.classes), len(dataset.domains))
+        self._actors.append(self._server)
+        self._hosts = []
+        for index in range(plan.num_hosts):
+            shards = {c: s for c, s in enumerate(partition.shards) if self._host_of[c] == index}
+            host = _HOST.options(
+                num_cpus=plan.cpus, num_gpus=plan.gpus, runtime_env=threads
+            ).remote(config, shards, index)
+            self._actors.append(host)
+            self._hosts.append(host)
+        self._await_hosts(plan)
+        self._weights = self._server.weights.remote()
+
+    def _await_hosts(self, plan: HostPlan) -> None:
+        waiting = [host.ready.remote() for host in self._hosts]
+        _, missing = ray.wait(waiting, num_returns=len(waiting), timeout=self._wait_s)
+        if missing:
+            free = ray.available_resources()
+            raise ClusterError(
+                f"{len(missing)} of {plan.num_hosts} hosts did not start within "
+                f"{self._wait_s:g} s: each wants {plan.cpus:g} CPU and {plan.gpus:g} GPU, free are "
+                f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU. "
+                "Wait for other work to end (execution.wait_s), or lower execution.hosts"
+            )
+        with _named_errors("starting the hosts"):
+            ray.get(waiting)
+
+    def _by_host(self, cohort: Sequence[int]) -> dict[int, list[int]]:
+        groups: dict[int, list[int]] = {}
+        for client in cohort:
+            groups.setdefault(self._host_of[client], []).append(client)
+        return groups
+
+
+@contextmanager
+def _named_errors(where: str) -> Iterator[None]:
+    """Turn Ray's errors into `RunError` with the remote error's own words."""
+    try:
+        yield
+    except RayTaskError as error:
+        cause = error.cause
+        text = str(cause) if isinstance(cause, RunError) else f"{where}: {error}"
+        raise RunError(text) from None
+    except RayActorError as error:
+        raise RunError(f"{where}: a process of the run died: {error}") from None

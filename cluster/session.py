@@ -1,0 +1,108 @@
+"""Joining a Ray cluster, or starting one of our own, without noise and without hanging."""
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import ray
+
+from raysim.config import ExecutionSettings
+from raysim.errors import ClusterError
+
+# One for the process: Ray caches the first token it sees.
+_TOKEN = secrets.token_hex(32)
+
+
+def usable_cpus() -> int:
+    """Return the CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def session(settings: ExecutionSettings) -> Iterator[str]:
+    """Hold a connection to Ray: the one there is, the named cluster, or a local one of our own.
+
+    Yields:
+        A description of the cluster.
+
+    Raises:
+        ClusterError: the named cluster does not answer, or Ray does not start.
+    """
+    if ray.is_initialized():
+        yield "the Ray session of this process"
+        return
+    address = settings.address or os.environ.get("RAY_ADDRESS")
+    before = dict(os.environ)
+    try:
+        if address:
+            _join(address)
+            yield f"Ray cluster {address}"
+        else:
+            _start_local()
+            yield "a local Ray"
+    finally:
+        ray.shutdown()
+        _restore(before)
+
+
+def _start_local() -> None:
+    """Start Ray for this run alone: loopback only, with a token that dies with it."""
+    if "RAY_AUTH_MODE" not in os.environ:  # Ray then turns tokens on, and would write a file
+        os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(
+            address="local",
+            num_cpus=usable_cpus(),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _node_ip_address="127.0.0.1",
+        )
+    except Exception as error:
+        raise ClusterError(
+            f"Ray did not start on this machine: {error}\n"
+            "execution.backend=inprocess runs without Ray"
+        ) from error
+
+
+def _join(address: str) -> None:
+    if address.startswith("ray://"):
+        raise ClusterError(
+            f"{address}: the Ray Client is not supported; run on the cluster instead: "
+            "ray job submit --working-dir . -- python -m raysim.run"
+        )
+    _probe(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:
+        raise ClusterError(
+            f"cannot join the Ray cluster at {address}: {error}\n"
+            "set RAY_AUTH_MODE (token or disabled) as it was for `ray start`; "
+            "unset RAY_ADDRESS to use a Ray of your own"
+        ) from error
+
+
+def _probe(address: str) -> None:
+    """Fail fast where `ray.init` would retry for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`, "
+            "or unset RAY_ADDRESS and execution.address to use a local one"
+        ) from None
+
+
+def _restore(environment: Mapping[str, str]) -> None:
+    for key in os.environ.keys() - environment.keys():
+        if key.startswith("RAY_"):
+            del os.environ[key]
+    os.environ.update(environment)

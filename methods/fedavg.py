@@ -1,0 +1,17 @@
+"""FedAvg: the example-weighted mean of locally trained models (McMahan et al., AISTATS 2017).
+
+min_w  sum_i n_i / n * F_i(w)          up: weights, n_i    down: weights    private: nothing
+"""
+
+from typing import ClassVar, Literal
+
+from raysim.method import Averaging
+
+
+class FedAvg(Averaging):
+    """The defaults of `Method`."""
+
+    title: ClassVar[str] = "FedAvg"
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    name: Literal["fedavg"] = "fedavg"

@@ -1,0 +1,574 @@
+"""FedFIP: Fisher-informed pruning for domain-sensitive FL (Lin, Yuan, Xu, Wang, CVPR 2026).
+
+    F_j^(k) = E_x[(dL/dw_j)^2]     Ft_j = sum_k a_k F_j^(k)     F^(g) = sum_i n_i/n Ft_i
+    M = top rho of F^(g)           R_i = 1[Ft_i > phi] (1 - M)  M_i = M or R_i            (DSFP)
+    V^(k) = F^(k) M / sum F^(k) M  p^(k) <- mu p^(k) + (1 - mu) mean_i V_i^(k)
+    L_i = L_task - lambda sum_k log softmax_k'(cos(V^(k), p^(k')) / tau)[k]               (DSR)
+    w_j <- sum_i n_i/n w_ij  for j in M, everything else stays where it is                (SA)
+
+| symbol | field | default | from |
+|---|---|---|---|
+| rho | keep_ratio | 0.5 | paper sweeps 0.2 ... 0.8; a share that is KEPT |
+| phi | reactivation_threshold | 1.5 | not in the paper; on importances divided by layer means |
+| mu | prototype_momentum | 0.5 | paper: 0.4 or 0.5 |
+| lambda | contrastive_weight | 0.01 | paper: 0.005 or 0.01 |
+
+Phase "importance" (rounds that form a mask): up C floats. Phase "fit": up the shared slice and one
+structure vector a domain; down the shared slice, prototypes, and the mask. Private channels and
+per-domain importances never leave the client.
+
+Deviates: the text of the paper could only be read in a digest. Importances are those of channel
+gates (`fisher: weight` is the literal form), measured on at most `fisher_samples` examples a client
+and domain, at the masked point, so that a pruned unit keeps a non-zero importance and can return.
+The mask has an exact size, a reserve in every layer, and is formed every `mask_every` rounds after
+`warmup_rounds` dense ones. Preset `literal` undoes all of this. In `scope: inner` a unit is the
+output of a block's first convolution and is sliced out physically; `scope: all` masks. The
+simulator broadcasts the dense model, in which pruned units keep their last shared values; bytes
+are counted for the shared slice alone.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt
+from torch import Tensor
+from torch.nn import functional
+
+from raysim.aggregation import Partial, Weighted
+from raysim.channels import (
+    Groups,
+    Mask,
+    kept_parameters,
+    layer_mean_scores,
+    num_units,
+    per_group,
+    put,
+    put_units,
+    select_units,
+    take,
+    take_units,
+)
+from raysim.costs import count_costs
+from raysim.fisher import UnitRecorder, importance, set_gates
+from raysim.messages import Costs
+from raysim.method import (
+    Batch,
+    ClientView,
+    Method,
+    ServerState,
+    ServerView,
+    Update,
+    as_entry,
+    weighted,
+)
+from raysim.models import ChannelModel
+from raysim.seeds import Stream, generator
+from raysim.tensors import Array, Arrays, load_arrays, named_state, prefixed, state_arrays, under
+from raysim.training import fit, freeze_batchnorm
+
+Floats = NDArray[np.float64]
+
+
+def _alias(name: str, symbol: str) -> Any:
+    return Field(validation_alias=AliasChoices(name, symbol))
+
+
+class FedFIP(Method):
+    """Shared Fisher mask, private reactivated channels, prototypes of channel importance."""
+
+    title: ClassVar[str] = "FedFIP"
+    paper: ClassVar[str] = "Lin et al., CVPR 2026"
+    phases: ClassVar[tuple[str, ...]] = ("importance", "fit")
+
+    name: Literal["fedfip"] = "fedfip"
+    keep_ratio: Annotated[float, Field(gt=0, le=1), _alias("keep_ratio", "rho")] = 0.5
+    """Share of all units that the global mask keeps."""
+    reactivation_threshold: Annotated[
+        float, Field(ge=0), _alias("reactivation_threshold", "phi")
+    ] = 1.5
+    """A client reactivates pruned units whose importance exceeds this."""
+    prototype_momentum: Annotated[float, Field(ge=0, lt=1), _alias("prototype_momentum", "mu")] = (
+        0.5
+    )
+    """Share of the old prototype in the new one."""
+    contrastive_weight: Annotated[float, Field(ge=0), _alias("contrastive_weight", "lambda")] = 0.01
+    """Weight of the structural contrastive term."""
+    dsfp: bool = True
+    """Prune and reactivate; off keeps every unit."""
+    dsr: bool = True
+    """Domain-sensitive regularisation; off is contrastive_weight=0."""
+    sa: bool = True
+    """Average shared units only; off averages whatever a client has trained."""
+    scope: Literal["inner", "all"] = "inner"
+    """Units: first convolutions of blocks, sliced; or every output channel, masked."""
+    fisher: Literal["gate", "weight"] = "gate"
+    """Importance of a unit's gate, or the mean over its filter's weights."""
+    fisher_point: Literal["masked", "dense"] = "masked"
+    """Where importance is measured: with the current mask, or with all units on."""
+    fisher_samples: PositiveInt = 32
+    """Examples measured for each client and domain."""
+    mask: Literal["fisher", "random", "magnitude"] = "fisher"
+    """What ranks units; the other two are controls at the same keep_ratio."""
+    ranking: Literal["raw", "layer_mean"] = "raw"
+    """Whether units compete by raw scores or by scores over their layer's mean."""
+    min_keep: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of each layer's units that is kept whatever their rank (at least one unit)."""
+    mask_every: PositiveInt = 5
+    """Rounds between two masks."""
+    warmup_rounds: NonNegativeInt = 5
+    """Dense rounds before the first mask."""
+    reactivation: Literal["private", "joint", "off"] = "private"
+    """Train reactivated units after the shared fit with shared weights frozen, or with it."""
+    reactivation_scale: Literal["layer_mean", "raw"] = "layer_mean"
+    """What reactivation_threshold is compared with."""
+    reactivation_cap: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Most units a client reactivates, as a share of all units."""
+    private_lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate of the private step."""
+    contrastive_temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of the contrastive term."""
+    contrastive_gradient: Literal["surrogate", "exact"] = "surrogate"
+    """First-order gradient through activations, or the exact double backward."""
+
+    # Which rounds do what --------------------------------------------------------------------
+
+    def forms_mask(self, round_: int) -> bool:
+        """Say whether a (0-based) round measures importance and forms a mask."""
+        since = round_ - self.warmup_rounds
+        return (self.dsfp or self.regularises) and since >= 0 and since % self.mask_every == 0
+
+    @property
+    def regularises(self) -> bool:
+        """Whether the contrastive term takes part."""
+        return self.dsr and self.contrastive_weight > 0
+
+    def active_phases(self, round_: int) -> tuple[str, ...]:
+        """Measure importance only in rounds that form a mask."""
+        return self.phases if self.forms_mask(round_) else ("fit",)
+
+    # Client ----------------------------------------------------------------------------------
+
+    def client_step(self, client: ClientView) -> Update:
+        """Measure importance, or train the personal structure."""
+        groups = client.model.channel_groups(self.scope)
+        step = self._measure if client.phase == "importance" else self._train
+        return step(client, groups, client.message["mask"])
+
+    def _measure(self, client: ClientView, groups: Groups, mask_C: Mask) -> Update:
+        load_arrays(client.model, client.weights)
+        set_gates(client.model, groups, mask_C if self.fisher_point == "masked" else None)
+        rows = torch.from_numpy(self._sample(client))
+        batch = client.shard.batch(rows.to(client.shard.labels.device))
+        importance_DC = importance(
+            client.model,
+            batch.images,
+            batch.labels,
+            batch.domains,
+            client.num_domains,
+            groups,
+            self.fisher,
+            client.local.batch_size,
+        )
+        counts_D = client.shard.counts(client.num_domains)
+        uploaded_C = domain_weighted(importance_DC, counts_D).astype(np.float32)
+        return Update(
+            sums={"importance": Weighted(uploaded_C, client.num_examples)},
+            state=client.state | {"importance": importance_DC},
+        )
+
+    def _sample(self, client: ClientView) -> NDArray[np.int64]:
+        rng = client.generator(Stream.FISHER_SAMPLES, client.client)
+        domain_N = client.shard.domains.numpy(force=True)
+        chosen = [
+            np.sort(rng.permutation(np.flatnonzero(domain_N == k))[: self.fisher_samples])
+            for k in np.unique(domain_N)
+        ]
+        return np.concatenate(chosen)
+
+    def _train(self, client: ClientView, groups: Groups, mask_C: Mask) -> Update:
+        reactivated_C = self._reactivated(client, groups, mask_C)
+        dense = self._with_private(client, groups)
+        joint = self.reactivation == "joint"
+        final_C = mask_C | reactivated_C if joint else mask_C
+        self._load(client.model, dense, groups, final_C)
+        contrastive: list[float] = []
+        result = fit(
+            client.model,
+            client.shard,
+            client.local,
+            self._loss(client, groups, mask_C[final_C], contrastive),
+            key=(client.seed, client.round, client.client),
+        )
+        dense = self._read(client.model, dense, groups, final_C)
+        if not joint and reactivated_C.any():
+            dense = self._train_private(client, dense, groups, mask_C, reactivated_C)
+        metrics = {"loss": result.loss, "reactivated": float(reactivated_C.sum())}
+        if contrastive:
+            metrics["contrastive"] = float(np.mean(contrastive))
+        return Update(
+            sums=self._shared(client, dense, groups, mask_C, final_C)
+            | self._structure(client, mask_C),
+            state=self._keep_private(client, dense, groups, mask_C, reactivated_C),
+            metrics=metrics,
+        )
+
+    def _reactivated(self, client: ClientView, groups: Groups, mask_C: Mask) -> Mask:
+        importance_DC = client.state.get("importance")
+        if importance_DC is None or not self.dsfp or self.reactivation == "off":
+            return np.zeros_like(mask_C)
+        score_C = domain_weighted(importance_DC, client.shard.counts(client.num_domains))
+        if self.reactivation_scale == "layer_mean":
+            score_C = layer_mean_scores(score_C, groups)
+        cap = int(self.reactivation_cap * len(mask_C))
+        return reactivated_units(score_C, mask_C, self.reactivation_threshold, cap)
+
+    def _loss(
+        self, client: ClientView, groups: Groups, shared_L: Mask, contrastive: list[float]
+    ) -> Callable[[Batch], Tensor]:
+        model = client.model
+        known_D = client.message["known"]
+        if not self.regularises or known_D.sum() < 2:
+            return lambda batch: self.loss(model, batch, client)
+        device = client.shard.labels.device
+        ids = [int(k) for k in np.flatnonzero(known_D)]
+        prototype_KL = torch.tensor(client.message["prototypes"], dtype=torch.float32)[ids]
+        prototype_KL = prototype_KL[:, torch.from_numpy(client.message["mask"])].to(device)
+        shared = torch.from_numpy(shared_L).to(device)
+
+        def loss(batch: Batch) -> Tensor:
+            with UnitRecorder(model, groups) as recorder:
+                task = functional.cross_entropy(model(batch.images), batch.labels, reduction="sum")
+                scores = recorder.scores(
+                    task, form=self.fisher, differentiable=self.contrastive_gradient
+                )
+            score_BL = torch.cat(scores, dim=1).float()[:, shared]
+            own, vectors = [], []
+            for row, domain in enumerate(ids):
+                mine = batch.domains == domain
+                if int(mine.sum()) >= 2:
+                    own.append(row)
+                    vectors.append(structure_vector(score_BL[mine].mean(0)))
+            if not vectors:
+                return task / len(batch)
+            term = contrastive_loss(
+                torch.stack(vectors), prototype_KL, own, self.contrastive_temperature
+            )
+            contrastive.append(float(term.detach()))
+            return task / len(batch) + self.contrastive_weight * term
+
+        return loss
+
+    def _train_private(
+        self, client: ClientView, dense: Arrays, groups: Groups, mask_C: Mask, reactivated_C: Mask
+    ) -> Arrays:
+        """Fit the private units around the client's trained, now frozen, shared units."""
+        final_C = mask_C | reactivated_C
+        self._load(client.model, dense, groups, final_C)
+        freeze_batchnorm(client.model)
+        restore = _freeze_shared(client.model, dense, groups, mask_C, final_C, self.scope)
+        fit(
+            client.model,
+            client.shard,
+            client.local,
+            lambda batch: self.loss(client.model, batch, client),
+            key=(client.seed, client.round, client.client),
+            stream=Stream.PRIVATE_STEP,
+            lr=self.private_lr,
+            epochs=1,
+            after_step=restore,
+        )
+        return self._read(client.model, dense, groups, final_C)
+
+    def _shared(
+        self, client: ClientView, dense: Arrays, groups: Groups, mask_C: Mask, final_C: Mask
+    ) -> dict[str, Weighted]:
+        n = client.num_examples
+        if self.sa:
+            return weighted(prefixed("shared", take(dense, groups, mask_C)), n)
+        covered = _coverage(dense, groups, final_C)
+        trained = {entry: array * covered[entry] for entry, array in dense.items()}
+        return weighted(prefixed("trained", trained) | prefixed("covered", covered), n)
+
+    def _structure(self, client: ClientView, mask_C: Mask) -> dict[str, Weighted]:
+        if not self.regularises or not self.forms_mask(client.round):
+            return {}
+        counts_D = client.shard.counts(client.num_domains)
+        sums = {}
+        for domain in np.flatnonzero(counts_D):
+            shared_L = client.state["importance"][domain][mask_C]
+            if shared_L.sum() > 0:
+                vector_L = structure_vector(shared_L).astype(np.float32)
+                sums[f"structure/{domain}"] = Weighted(vector_L, int(counts_D[domain]))
+        return sums
+
+    def load_personal(self, client: ClientView) -> bool:
+        """Load the global mask's units and the client's own reactivated ones."""
+        if not self.dsfp or self.reactivation == "off":
+            return False
+        groups, mask_C = client.model.channel_groups(self.scope), client.message["mask"]
+        final_C = mask_C | self._reactivated(client, groups, mask_C)
+        self._load(client.model, self._with_private(client, groups), groups, final_C)
+        return True
+
+    # The client's private units --------------------------------------------------------------
+
+    def _with_private(self, client: ClientView, groups: Groups) -> Arrays:
+        """Return the received dense model with the client's private units put back."""
+        if "private_units" not in client.state:
+            return client.weights
+        units = client.state["private_units"]
+        units = units[~client.message["mask"][units]]  # a unit that became shared is the server's
+        return put_units(client.weights, self._stored(client, groups, units), groups, units)
+
+    def _stored(self, client: ClientView, groups: Groups, units: Array) -> Arrays:
+        own = client.state["private_units"]
+        whole = put_units(client.weights, under("private", client.state), groups, own)
+        return take_units(whole, groups, units)
+
+    def _keep_private(
+        self, client: ClientView, dense: Arrays, groups: Groups, mask_C: Mask, reactivated_C: Mask
+    ) -> Arrays:
+        private_C = reactivated_C.copy()
+        private_C[client.state.get("private_units", np.zeros(0, np.int64))] = True
+        units = np.flatnonzero(private_C & ~mask_C)
+        state = {"private_units": units} | prefixed("private", take_units(dense, groups, units))
+        if "importance" in client.state:
+            state["importance"] = client.state["importance"]
+        return state
+
+    # Masked and sliced structures ------------------------------------------------------------
+
+    def _load(self, model: ChannelModel, dense: Arrays, groups: Groups, mask_C: Mask) -> None:
+        """Load the units of a mask: sliced where units own columns too, else masked."""
+        if self.scope == "inner":
+            load_arrays(model, take(dense, groups, mask_C))
+        else:
+            load_arrays(model, dense)
+            set_gates(model, groups, mask_C)
+
+    def _read(self, model: ChannelModel, dense: Arrays, groups: Groups, mask_C: Mask) -> Arrays:
+        """Return the dense arrays with the units of the mask as the model has them now."""
+        trained = state_arrays(model)
+        if self.scope == "all":  # decay and momentum move masked units: take only the others
+            trained = take(trained, groups, mask_C)
+        return put(dense, trained, groups, mask_C)
+
+    # Server ----------------------------------------------------------------------------------
+
+    def init_server(self, server: ServerView) -> Arrays:
+        """Start with every unit shared and no prototype."""
+        total = num_units(server.model.channel_groups(self.scope))
+        return {
+            "mask": np.ones(total, np.bool_),
+            "churn": np.zeros(1),
+            "prototypes": np.zeros((server.num_domains, total)),
+            "known": np.zeros(server.num_domains, np.bool_),
+        }
+
+    def broadcast(self, server: ServerView) -> Arrays:
+        """Send the mask, and for training the prototypes."""
+        names = ("mask", "prototypes", "known") if server.phase == "fit" else ("mask",)
+        return {name: server.memory[name] for name in names}
+
+    def aggregate(self, server: ServerView, partial: Partial) -> ServerState:
+        """Form the mask from importances, or average shared units and structure vectors."""
+        groups = server.model.channel_groups(self.scope)
+        if server.phase == "importance":
+            memory = self._new_mask(server, groups, partial.sums["importance"].mean())
+            return ServerState(model=server.weights, memory=server.memory | memory)
+        mask_C = server.memory["mask"]
+        model = self._average(server.weights, partial, groups, mask_C)
+        vectors = {
+            int(name.removeprefix("structure/")): mean_L
+            for name, mean_L in partial.means(n for n in partial.sums if "structure/" in n).items()
+        }
+        return ServerState(model=model, memory=server.memory | self._learn(server, vectors))
+
+    def _new_mask(self, server: ServerView, groups: Groups, importance_C: Floats) -> Arrays:
+        old_C = server.memory["mask"]
+        if not self.dsfp:
+            return {}
+        score_C = self._scores(server, groups, importance_C)
+        if self.ranking == "layer_mean":
+            score_C = layer_mean_scores(score_C, groups)
+        mask_C = select_units(score_C, groups, self.keep_ratio, self.min_keep)
+        prototype_DC, known_D = project(server.memory["prototypes"], mask_C)
+        churn = float((mask_C & ~old_C).sum()) / float(mask_C.sum())
+        return {
+            "mask": mask_C,
+            "churn": np.array([churn]),
+            "prototypes": prototype_DC,
+            "known": server.memory["known"] & known_D,
+        }
+
+    def _scores(self, server: ServerView, groups: Groups, importance_C: Floats) -> Floats:
+        if self.mask == "fisher":
+            return importance_C
+        if self.mask == "random":
+            return generator(server.seed, Stream.MASK).random(len(importance_C))
+        filters = [server.weights[f"{group.producer}.weight"] for group in groups]
+        return np.concatenate(
+            [np.abs(w).reshape(len(w), -1).mean(1, dtype=np.float64) for w in filters]
+        )
+
+    def _average(self, old: Arrays, partial: Partial, groups: Groups, mask_C: Mask) -> Arrays:
+        if self.sa:
+            names = [name for name in partial.sums if name.startswith("shared/")]
+            shared = under("shared", partial.means(names))
+            return put(
+                old, {e: as_entry(mean, old[e]) for e, mean in shared.items()}, groups, mask_C
+            )
+        model = dict(old)
+        for entry, array in old.items():
+            weight = partial.sums[f"covered/{entry}"].total()
+            total = partial.sums[f"trained/{entry}"].total()
+            mean = np.divide(total, weight, out=array.astype(np.float64), where=weight > 0)
+            model[entry] = as_entry(mean, array)
+        return model
+
+    def _learn(self, server: ServerView, vectors: Mapping[int, Floats]) -> Arrays:
+        prototype_DC = server.memory["prototypes"].copy()
+        known_D = server.memory["known"].copy()
+        for domain, vector_L in vectors.items():
+            new_C = np.zeros(prototype_DC.shape[1])
+            new_C[server.memory["mask"]] = vector_L
+            old_C = prototype_DC[domain] if known_D[domain] else None
+            prototype_DC[domain] = moved_prototype(old_C, new_C, self.prototype_momentum)
+            known_D[domain] = True
+        return {"prototypes": prototype_DC, "known": known_D}
+
+    # Accounting ------------------------------------------------------------------------------
+
+    def load_global(self, model: ChannelModel, weights: Arrays, message: Arrays) -> None:
+        """Load the units of the global mask."""
+        self._load(model, weights, model.channel_groups(self.scope), message["mask"])
+
+    def bytes_down(self, server: ServerView, message: Arrays) -> int:
+        """Count the shared slice once a round, the mask's bits and the prototypes."""
+        groups = server.model.channel_groups(self.scope)
+        mask_C = server.memory["mask"]
+        shapes = {entry: array.shape for entry, array in server.weights.items()}
+        shared = 4 * kept_parameters(shapes, groups, mask_C)
+        first = server.phase == self.active_phases(server.round)[0]
+        prototypes = 4 * int(mask_C.sum() * server.memory["known"].sum())
+        return (
+            (shared if first else 0)
+            + (len(mask_C) + 7) // 8
+            + (prototypes if server.phase == "fit" and self.regularises else 0)
+        )
+
+    def costs(self, server: ServerView, image_size: int) -> Costs:
+        """Count parameters and multiply-adds by the mask's filters, and of the sliced model."""
+        groups, mask_C = server.model.channel_groups(self.scope), server.memory["mask"]
+        load_arrays(server.model, server.weights)
+        shapes = {n: tuple(p.shape) for n, p in server.model.named_parameters()}
+        dense, flops = count_costs(server.model, image_size)
+        for group, mask_L in zip(groups, per_group(groups, mask_C), strict=True):
+            rows, size = int(mask_L.sum()), shapes[f"{group.producer}.weight"]
+            dense -= (len(mask_L) - rows) * (int(np.prod(size[1:])) + 2)
+            flops[group.producer] = flops[group.producer] * rows // len(mask_L)
+        self.load_global(server.model, server.weights, {"mask": mask_C})
+        sliced, flops_sliced = count_costs(server.model, image_size)
+        return Costs(
+            params=dense,
+            params_sliced=sliced,
+            flops=sum(flops.values()),
+            flops_sliced=sum(flops_sliced.values()),
+        )
+
+    def describe(self, server: ServerView) -> Mapping[str, float]:
+        """Return kept units, in all and by layer, and the churn of the latest mask."""
+        groups, mask_C = server.model.channel_groups(self.scope), server.memory["mask"]
+        figures = {"kept_units": float(mask_C.sum()), "churn": float(server.memory["churn"][0])}
+        for group, mask_L in zip(groups, per_group(groups, mask_C), strict=True):
+            figures[f"kept_units/{group.name}"] = float(mask_L.sum())
+        return figures
+
+
+# The paper's equations, in its order ----------------------------------------------------------
+# Suffixes: C units, D domains, K known prototypes, L shared units, B batch.
+
+
+def domain_weighted(importance_DC: Floats, counts_D: Array) -> Floats:
+    """Return Ft [C] = sum_k a_k F^(k), a_k = n_k / n; what a client uploads."""
+    return np.asarray(counts_D / counts_D.sum() @ importance_DC, np.float64)
+
+
+def reactivated_units(score_C: Floats, mask_C: Mask, threshold: float, cap: int) -> Mask:
+    """Return R [C] = 1[score > phi] (1 - M), the `cap` highest at most, ties to the lower index."""
+    candidates = np.flatnonzero((score_C > threshold) & ~mask_C)
+    best = candidates[np.argsort(-score_C[candidates], kind="stable")][:cap]
+    reactivated_C = np.zeros_like(mask_C)
+    reactivated_C[best] = True
+    return reactivated_C
+
+
+def structure_vector(shared_L: Any) -> Any:
+    """Return V [L], importances of shared units normalised to sum 1 (NumPy or torch)."""
+    return shared_L / shared_L.sum()
+
+
+def moved_prototype(old_C: Floats | None, new_C: Floats, momentum: float) -> Floats:
+    """Return p <- mu p + (1 - mu) pt; a domain seen for the first time takes pt itself."""
+    return new_C if old_C is None else momentum * old_C + (1 - momentum) * new_C
+
+
+def project(prototype_DC: Floats, mask_C: Mask) -> tuple[Floats, Mask]:
+    """Restrict prototypes to a new mask; returns them and which still hold anything."""
+    kept_DC = prototype_DC * mask_C
+    mass_D = kept_DC.sum(1)
+    return kept_DC / np.where(mass_D > 0, mass_D, 1.0)[:, None], mass_D > 0
+
+
+def contrastive_loss(
+    vector_NL: Tensor, prototype_KL: Tensor, own: list[int], temperature: float
+) -> Tensor:
+    """Return L_con = -sum_n log softmax_k(cos(V_n, p_k) / tau)[own_n].
+
+    Args:
+        vector_NL: structure vectors of N domains of a client.
+        prototype_KL: prototypes of the K known domains, constants.
+        own: row of each vector's own prototype.
+        temperature: tau > 0; the paper has 1.
+    """
+    cosine_NK = functional.cosine_similarity(vector_NL[:, None], prototype_KL[None], dim=2)
+    target = torch.tensor(own, device=vector_NL.device)
+    return functional.cross_entropy(cosine_NK / temperature, target, reduction="sum")
+
+
+def _coverage(dense: Arrays, groups: Groups, mask_C: Mask) -> Arrays:
+    """Return 1 where a scalar belongs to the mask's structure, else 0."""
+    zeros = {entry: np.zeros_like(array) for entry, array in dense.items()}
+    ones = {entry: np.ones_like(array) for entry, array in take(dense, groups, mask_C).items()}
+    return put(zeros, ones, groups, mask_C)
+
+
+def _freeze_shared(
+    model: ChannelModel, dense: Arrays, groups: Groups, mask_C: Mask, final_C: Mask, scope: str
+) -> Callable[[], None]:
+    """Freeze what shared units own; returns what must run after each optimiser step."""
+    shared = _coverage(dense, groups, mask_C)
+    if scope == "inner":
+        shared = take(shared, groups, final_C)
+    partly = []
+    for entry, parameter in named_state(model).items():
+        frozen = torch.from_numpy(shared[entry] > 0).to(parameter.device)
+        if bool(frozen.all()):
+            _parameter(model, entry).requires_grad_(False)
+        else:
+            partly.append((parameter, frozen, parameter.clone()))
+
+    def restore() -> None:
+        for parameter, frozen, value in partly:
+            parameter.copy_(torch.where(frozen, value, parameter))
+
+    return restore
+
+
+def _parameter(model: ChannelModel, entry: str) -> Tensor:
+    path, _, leaf = entry.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(path), leaf)
+    return tensor

@@ -1,0 +1,158 @@
+"""Sums whose bits do not depend on who added what, in which order or in which groups.
+
+Floating-point addition is not associative, so a sum of client updates would change with the
+placement of clients on hosts. Here every contribution is rounded once, to a multiple of 2^-e with e
+fixed by that contribution alone, and from then on added as 64-bit integers. Contributions with
+different e are kept apart ("bins", usually one or two) and only joined at the very end, in the
+order of e. Hosts can therefore pre-reduce their clients, and the server their partial sums.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.tensors import Array, Arrays
+
+MAX_TOTAL_WEIGHT = 2**24
+_VALUE_BITS = 38  # value bits + weight bits = 62, so that a full sum stays inside int64
+_BIN_STEP = 8  # exponents are multiples of this: few bins, and at least 30 bits below the peak
+
+
+class Weighted(NamedTuple):
+    """One contribution to a sum: `value` counts `weight` times."""
+
+    value: Array
+    weight: int
+
+
+class NonFiniteError(ArithmeticError):
+    """A contribution holds NaN or infinity and was refused."""
+
+
+@dataclass
+class ExactSum:
+    """The weighted sum of arrays of one shape, exact after each contribution's one rounding.
+
+    Attributes:
+        bins: int64 arrays by exponent e; each stands for bin * 2^-e.
+        weight: sum of the weights, below `MAX_TOTAL_WEIGHT`.
+        shape: the shape that all contributions share.
+    """
+
+    shape: tuple[int, ...]
+    weight: int = 0
+    bins: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+
+    def add(self, value: Array, weight: int) -> None:
+        """Add `weight` times `value`.
+
+        The rounding error is at most 2^-31 of the contribution's largest magnitude.
+
+        Args:
+            value: floats of the sum's shape.
+            weight: integer >= 0, e.g. the number of examples behind the value.
+
+        Raises:
+            NonFiniteError: the value holds NaN or infinity.
+            OverflowError: the total weight reaches `MAX_TOTAL_WEIGHT`.
+            ValueError: another shape.
+        """
+        if value.shape != self.shape:
+            raise ValueError(f"shape {value.shape} added to a sum of shape {self.shape}")
+        peak = float(np.abs(value).max()) if value.size else 0.0
+        if not np.isfinite(peak):
+            raise NonFiniteError("NaN or infinity")
+        self._count(weight)
+        if peak > 0.0 and weight > 0:
+            exponent = _exponent(peak)
+            scaled = value.astype(np.float64)
+            scaled *= 2.0**exponent
+            integers = np.rint(scaled, out=scaled).astype(np.int64)
+            integers *= weight
+            self._join(exponent, integers)
+
+    def merge(self, other: "ExactSum") -> None:
+        """Add another partial sum."""
+        if other.shape != self.shape:
+            raise ValueError(f"shape {other.shape} merged into a sum of shape {self.shape}")
+        self._count(other.weight)
+        for exponent, integers in other.bins.items():
+            self._join(exponent, integers)
+
+    def total(self) -> NDArray[np.float64]:
+        """Return the sum as float64."""
+        out = np.zeros(self.shape, np.float64)
+        for exponent in sorted(self.bins, reverse=True):  # small magnitudes first
+            out += self.bins[exponent].astype(np.float64) * 2.0**-exponent
+        return out
+
+    def mean(self) -> NDArray[np.float64]:
+        """Return the sum divided by the total weight.
+
+        Raises:
+            ZeroDivisionError: the total weight is 0.
+        """
+        if self.weight == 0:
+            raise ZeroDivisionError("the mean of contributions of total weight 0")
+        return self.total() / self.weight
+
+    def _count(self, weight: int) -> None:
+        if weight < 0 or self.weight + weight >= MAX_TOTAL_WEIGHT:
+            raise OverflowError(
+                f"total weight {self.weight} + {weight} is outside [0, {MAX_TOTAL_WEIGHT}): "
+                "weigh by fewer units (e.g. batches instead of examples)"
+            )
+        self.weight += weight
+
+    def _join(self, exponent: int, integers: NDArray[np.int64]) -> None:
+        if exponent in self.bins:
+            self.bins[exponent] = self.bins[exponent] + integers
+        else:
+            self.bins[exponent] = integers
+
+
+def _exponent(peak: float) -> int:
+    """Return the largest multiple of `_BIN_STEP` with peak * 2^e < 2^`_VALUE_BITS`."""
+    _, power = np.frexp(peak)  # peak < 2^power
+    return (_VALUE_BITS - int(power)) // _BIN_STEP * _BIN_STEP
+
+
+@dataclass
+class Partial:
+    """Named exact sums plus what must not be summed: arrays kept client by client.
+
+    Attributes:
+        sums: exact sums by name.
+        gathered: arrays by client id.
+    """
+
+    sums: dict[str, ExactSum] = field(default_factory=dict)
+    gathered: dict[int, Arrays] = field(default_factory=dict)
+
+    def add(self, client: int, sums: Mapping[str, Weighted], gathered: Arrays) -> None:
+        """Add one client's update; raises as `ExactSum.add` does, naming the entry."""
+        for name, (value, weight) in sums.items():
+            try:
+                self.sums.setdefault(name, ExactSum(value.shape)).add(value, weight)
+            except NonFiniteError as error:
+                raise NonFiniteError(f"{error} in {name!r}") from None
+        if gathered:
+            self.gathered[client] = gathered
+
+    def merge(self, other: "Partial") -> None:
+        """Add another partial result."""
+        for name, part in other.sums.items():
+            self.sums.setdefault(name, ExactSum(part.shape)).merge(part)
+        self.gathered |= other.gathered
+
+    def means(self, names: Iterable[str] | None = None) -> Arrays:
+        """Return the weighted means as float64 by name (all names when None)."""
+        chosen = self.sums if names is None else names
+        return {name: self.sums[name].mean() for name in chosen}
+
+    def in_client_order(self) -> list[tuple[int, Arrays]]:
+        """Return what was gathered, in ascending client id."""
+        return sorted(self.gathered.items())

@@ -1,0 +1,369 @@
+"""The typed configuration of a run: YAML and `key=value` in, one frozen `RunConfig` out.
+
+`execution` and `output` never change a bit of the result; everything else is the experiment, and
+its hash stands in every checkpoint.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import Field, PositiveInt, SerializeAsAny, ValidationError
+
+from raysim.data.partition import AnyPartition, DomainDirichlet, PartitionSettings
+from raysim.errors import ConfigError
+from raysim.settings import Named, Settings, did_you_mean
+
+if TYPE_CHECKING:
+    from raysim.method import Method
+
+MethodTable = Mapping[str, "type[Method]"]
+_PARTITIONS: dict[str, Any] = {c.model_fields["kind"].default: c for c in get_args(AnyPartition)}
+NOT_EXPERIMENT = ("execution", "output")
+
+
+class DataSettings(Settings):
+    """Which images, cut how into clients."""
+
+    name: str = "digits_mini"
+    """Data set; `raysim data list` names them."""
+    root: Path | None = None
+    """Folder of the data; embedded data sets need none."""
+    clients: PositiveInt = 20
+    """Number of clients."""
+    partition: PartitionSettings = DomainDirichlet()
+    """How examples are dealt to clients."""
+    image_size: Annotated[int, Field(ge=8, le=512)] = 32
+    """Side of the square images in pixels."""
+
+
+class ModelSettings(Settings):
+    """The network that every client trains."""
+
+    name: Literal["cnn", "resnet10", "resnet18", "alexnet"] = "resnet10"
+    """Architecture."""
+    width: PositiveInt = 16
+    """Channels of the first stage; 64 is the usual ResNet."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Layout of images in memory; it changes the last bits of results. `auto` is channels_last
+    for the ResNets with the CIFAR stem, where it is faster on CPUs, else contiguous."""
+
+    def channels_last(self, image_size: int) -> bool:
+        """Say whether the layout is channels_last for images of this size."""
+        if self.memory_format == "auto":
+            return self.name.startswith("resnet") and image_size < 64
+        return self.memory_format == "channels_last"
+
+
+class LocalSettings(Settings):
+    """Training on a client: SGD over its shard, a fresh optimiser each round."""
+
+    epochs: PositiveInt = 1
+    """Passes over the shard a round."""
+    batch_size: PositiveInt = 32
+    """Examples a step; a last batch of one joins the batch before it."""
+    lr: Annotated[float, Field(gt=0, le=10)] = 0.05
+    """Learning rate of SGD."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of SGD."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 1.0e-5
+    """L2 penalty of SGD."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 runs forward passes under autocast; weights and sums stay fp32."""
+    threads: PositiveInt = 1
+    """CPU threads of torch in each host; part of the experiment, since it changes last bits."""
+
+
+class ParticipationSettings(Settings):
+    """Who takes part in a round."""
+
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the clients drawn each round (at least one)."""
+
+
+class EvaluationSettings(Settings):
+    """When models are tested, and what the summary averages."""
+
+    every: PositiveInt = 1
+    """Rounds between two evaluations; the last round is always evaluated."""
+    last: PositiveInt = 5
+    """The summary's `last` is the mean of so many last evaluations."""
+
+
+class ExecutionSettings(Settings):
+    """Where the work is done; never changes a bit of the result."""
+
+    backend: Literal["ray", "inprocess"] = "ray"
+    """`inprocess` runs everything in this process, without Ray."""
+    hosts: PositiveInt | Literal["auto"] = "auto"
+    """Actor processes that hold clients; auto fills the cluster's CPUs (or GPUs)."""
+    cpus_per_host: Annotated[float, Field(gt=0)] = 1
+    """CPUs reserved for a host."""
+    gpus_per_host: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """GPUs reserved for a host, fractions allowed; auto is 1 where the cluster has any, else 0."""
+    address: str | None = None
+    """Ray cluster to join; null joins RAY_ADDRESS if that is set, else starts a local one."""
+    wait_s: Annotated[float, Field(gt=0)] = 60
+    """Longest wait for a host to start, in seconds."""
+
+
+class OutputSettings(Settings):
+    """What is written, and where."""
+
+    dir: Path = Path("runs")
+    """Folder that run directories are made in."""
+    checkpoint_every: PositiveInt = 5
+    """Rounds between two checkpoints; the last round is always saved."""
+    keep_checkpoints: PositiveInt = 2
+    """Newest checkpoints that are kept."""
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+
+
+class RunConfig(Settings):
+    """One run."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Every random draw of the run derives from it."""
+    rounds: PositiveInt = 20
+    """Communication rounds."""
+    method: SerializeAsAny[Named]
+    """The federated method and its hyperparameters."""
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    local: LocalSettings = LocalSettings()
+    participation: ParticipationSettings = ParticipationSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    execution: ExecutionSettings = ExecutionSettings()
+    output: OutputSettings = OutputSettings()
+
+    def resolved(self) -> dict[str, Any]:
+        """Return plain YAML-ready values; loading them gives this config again."""
+        return self.model_dump(mode="json")
+
+    def experiment(self) -> dict[str, Any]:
+        """Return the part that determines the result."""
+        return {k: v for k, v in self.resolved().items() if k not in NOT_EXPERIMENT}
+
+    def experiment_hash(self) -> str:
+        """Return the sha256 of the experiment."""
+        return hashlib.sha256(json.dumps(self.experiment(), sort_keys=True).encode()).hexdigest()
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that ship with the package."""
+    folder = files("raysim.presets")
+    return sorted(
+        p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")
+    )
+
+
+def preset_text(name: str) -> str:
+    """Return a preset's YAML.
+
+    Raises:
+        ConfigError: no preset of this name.
+    """
+    if name not in preset_names():
+        raise ConfigError(f"no preset {name!r}{did_you_mean(name, preset_names())}")
+    return (files("raysim.presets") / f"{name}.yaml").read_text()
+
+
+def load_config(
+    methods: MethodTable,
+    *,
+    text: str = "",
+    source: str = "the config",
+    overrides: Sequence[str] = (),
+) -> RunConfig:
+    """Build a `RunConfig` from YAML text and `key=value` overrides (dotted keys, YAML values).
+
+    Args:
+        methods: method classes by name.
+        text: YAML; empty for the defaults.
+        source: how errors name the text.
+        overrides: e.g. `("rounds=3", "method.rho=0.5", "method=fedavg")`.
+
+    Raises:
+        ConfigError: malformed YAML, an unknown key or value; the message names the nearest key or
+            the range.
+    """
+    tree = _parse_yaml(text, source) or {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source}: expected `key: value` lines, got {type(tree).__name__}")
+    for item in overrides:
+        _override(tree, item)
+    return build_config(tree, methods)
+
+
+def build_config(tree: dict[str, Any], methods: MethodTable) -> RunConfig:
+    """Validate a plain tree; see `load_config`."""
+    method, rest = _pick_method(tree.get("method"), methods)
+    tree = {key: _named(key, value) for key, value in tree.items()} | {"method": None}
+    tree["data"] = _with_partition_kind(tree.get("data") or {})
+    built = _validate(method, rest, "method.")
+    config: RunConfig = _validate(RunConfig, tree | {"method": built}, "")
+    return config
+
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted keys whose values differ between two experiment trees."""
+    keys = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            keys += changed_keys(a, b, f"{prefix}{key}.")
+        elif a != b:
+            keys.append(f"{prefix}{key}")
+    return keys
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not valid YAML: {error}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads 1e-5 as a number, as YAML 1.2 does."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def _with_partition_kind(data: Any) -> Any:
+    """Let `data.partition.alpha` alone mean the default kind."""
+    if not isinstance(data, dict) or data.get("partition") is None:
+        return data
+    partition = data["partition"]
+    if isinstance(partition, str):
+        return data | {"partition": {"kind": partition}}
+    if isinstance(partition, dict):
+        return data | {"partition": {"kind": DomainDirichlet().kind} | partition}
+    return data
+
+
+_SHORTHAND = {"method": "name", "data": "name", "model": "name"}
+
+
+def _named(key: str, value: Any) -> Any:
+    """Read `method=fedavg` as `method.name=fedavg`, and likewise data, model and the partition."""
+    if key in _SHORTHAND and isinstance(value, str):
+        return {_SHORTHAND[key]: value}
+    return value
+
+
+def _override(tree: dict[str, Any], item: str) -> None:
+    key, separator, raw = item.partition("=")
+    path = key.strip().split(".")
+    if not separator or not all(path):
+        raise ConfigError(f"{item!r} is not of the form key=value, e.g. method.rho=0.5")
+    value = _parse_yaml(raw, f"the value of {key}")
+    node = tree
+    for depth, part in enumerate(path[:-1]):
+        child = _named(".".join(path[: depth + 1]), node.get(part))
+        if child is not None and not isinstance(child, dict):
+            raise ConfigError(f"{key}: {'.'.join(path[: depth + 1])} is a value, not a section")
+        node[part] = node = dict(child or {})
+    leaf = path[-1]
+    if len(path) == 1 and leaf in _SHORTHAND and isinstance(value, str):
+        keep = node.get(leaf) if leaf != "method" else None  # another method has other keys
+        value = (dict(keep) if isinstance(keep, dict) else {}) | {"name": value}
+    node[leaf] = value
+
+
+def _pick_method(section: Any, methods: MethodTable) -> "tuple[type[Method], dict[str, Any]]":
+    section = _named("method", section) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"method: expected a name or a section, got {section!r}")
+    name = section.get("name", "fedfip")
+    if not isinstance(name, str) or name not in methods:
+        raise ConfigError(f"method.name: no method {name!r}{did_you_mean(str(name), methods)}")
+    return methods[name], section
+
+
+def _validate(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        reasons: dict[str, list[str]] = {}  # a union gives one reason a branch
+        for problem in error.errors():
+            key, reason = _explain(cls, problem)
+            reasons.setdefault(key, []).append(reason)
+        lines = [f"{prefix}{key}: {', or '.join(dict.fromkeys(r))}" for key, r in reasons.items()]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _explain(cls: type[Settings], problem: Any) -> tuple[str, str]:
+    """Return the dotted key of a pydantic problem, and its reason in words."""
+    *path, leaf = problem["loc"] or ("",)
+    section = _section(cls, path)
+    parts = [str(p) for p in problem["loc"] if p not in _PARTITIONS and not _is_branch(p)]
+    key = ".".join(parts)
+    if problem["type"] == "extra_forbidden":
+        return key, f"unknown key{did_you_mean(str(leaf), _field_names(section))}"
+    if problem["type"] == "union_tag_invalid":
+        kind = problem["ctx"]["tag"]
+        return f"{key}.kind", f"no partition {kind!r}{did_you_mean(str(kind), _PARTITIONS)}"
+    bounds = _range(section, parts[-1]) if parts and not problem["type"].startswith("int_") else ""
+    value = problem.get("input")
+    shown = "" if isinstance(value, dict | Settings) else f", got {value!r}"
+    return key, f"{bounds or problem['msg'][0].lower() + problem['msg'][1:]}{shown}"
+
+
+def _is_branch(part: Any) -> bool:
+    """Tell pydantic's names for branches of a union from keys."""
+    return isinstance(part, str) and ("[" in part or part in ("int", "float", "constrained-int"))
+
+
+def _section(cls: type[Any], path: Sequence[Any]) -> type[Any]:
+    """Follow a location inside the config to the section class that it names."""
+    for part in path:
+        field = cls.model_fields.get(str(part))
+        if part in _PARTITIONS:
+            cls = _PARTITIONS[part]
+        elif field is not None and isinstance(field.annotation, type):
+            cls = field.annotation
+    return cls
+
+
+def _range(section: type[Any], name: str) -> str:
+    """Word the bounds of a numeric field, e.g. "must lie in (0, 1]"."""
+    fields = section.model_fields
+    field = fields.get(name) or next((f for f in fields.values() if name in _aliases(f)), None)
+    if field is None:
+        return ""
+    bounds = {
+        bound: getattr(item, bound)
+        for item in field.metadata
+        for bound in ("gt", "ge", "lt", "le")
+        if getattr(item, bound, None) is not None
+    }
+    if not bounds:
+        return ""
+    low = (
+        f"({bounds['gt']}" if "gt" in bounds else f"[{bounds['ge']}" if "ge" in bounds else "(-inf"
+    )
+    high = (
+        f"{bounds['lt']})" if "lt" in bounds else f"{bounds['le']}]" if "le" in bounds else "inf)"
+    )
+    return f"must lie in {low}, {high}"
+
+
+def _field_names(cls: type[Any]) -> list[str]:
+    return [*cls.model_fields, *(a for f in cls.model_fields.values() for a in _aliases(f))]
+
+
+def _aliases(field: Any) -> list[str]:
+    alias = field.validation_alias
+    return [str(choice) for choice in getattr(alias, "choices", [alias] if alias else [])]

@@ -1,0 +1,1 @@
+"""Domain data: reading images, dealing them to clients, looking at them."""

@@ -1,0 +1,128 @@
+"""How the round loop reaches the server and the hosts, and the executor that needs no cluster."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from raysim.config import RunConfig
+from raysim.data.datasets import Dataset
+from raysim.data.partition import Partition
+from raysim.host import Host
+from raysim.messages import ClientReport, Costs, EvalSum, EvalUnit, Snapshot
+from raysim.server import Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReport:
+    """One phase of a round.
+
+    Attributes:
+        clients: the clients' reports in ascending id.
+        metrics: the method's figures after the phase.
+        bytes_down: bytes sent to each client.
+        seconds: wall time by step ("clients", "aggregate").
+    """
+
+    clients: Sequence[ClientReport]
+    metrics: Mapping[str, float]
+    bytes_down: int
+    seconds: Mapping[str, float]
+
+
+class Executor(Protocol):
+    """Runs the phases of a round on clients that live somewhere."""
+
+    num_hosts: int
+    description: str
+
+    def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
+        """Run a phase for the cohort and aggregate it."""
+
+    def commit(self) -> None:
+        """End the round: what its phases staged becomes the state of server and clients."""
+
+    def evaluate(self, round_: int, units: Sequence[EvalUnit], *, personal: bool) -> list[EvalSum]:
+        """Test the committed models."""
+
+    def costs(self) -> Costs:
+        """Return size and work of the global model."""
+
+    def digest(self) -> str:
+        """Return the sha256 of the global model."""
+
+    def snapshot(self) -> Snapshot:
+        """Return the state at the end of the last committed round."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot."""
+
+    def close(self) -> None:
+        """Stop everything that the executor started; safe to call twice."""
+
+
+class InProcessExecutor:
+    """One host with all clients, and the server, in this process."""
+
+    num_hosts = 1
+    description = "in this process"
+
+    def __init__(self, config: RunConfig, partition: Partition, dataset: Dataset) -> None:
+        """Build the host and the server.
+
+        Args:
+            config: the run.
+            partition: every client's rows.
+            dataset: names the classes and domains.
+        """
+        self._server = Server(config, len(dataset.classes), len(dataset.domains))
+        self._host = Host(config, dict(enumerate(partition.shards)))
+
+    def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
+        """See `Executor.run_phase`."""
+        started = time.perf_counter()
+        message, bytes_down = self._server.broadcast(round_, phase)
+        partial, reports = self._host.run_phase(
+            round_, phase, cohort, self._server.weights(), message
+        )
+        trained = time.perf_counter()
+        metrics = self._server.aggregate(round_, phase, [partial])
+        return PhaseReport(
+            clients=sorted(reports, key=lambda r: r.client),
+            metrics=metrics,
+            bytes_down=bytes_down,
+            seconds={"clients": trained - started, "aggregate": time.perf_counter() - trained},
+        )
+
+    def commit(self) -> None:
+        """See `Executor.commit`."""
+        self._server.commit()
+        self._host.commit()
+
+    def evaluate(self, round_: int, units: Sequence[EvalUnit], *, personal: bool) -> list[EvalSum]:
+        """See `Executor.evaluate`."""
+        message, _ = self._server.broadcast(round_, "evaluate")
+        return self._host.evaluate(
+            round_, units, self._server.weights(), message, personal=personal
+        )
+
+    def costs(self) -> Costs:
+        """See `Executor.costs`."""
+        return self._server.costs()
+
+    def digest(self) -> str:
+        """See `Executor.digest`."""
+        return self._server.digest()
+
+    def snapshot(self) -> Snapshot:
+        """See `Executor.snapshot`."""
+        model, memory = self._server.snapshot()
+        return Snapshot(model=model, memory=memory, clients=self._host.snapshot())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `Executor.restore`."""
+        self._server.restore(snapshot.model, snapshot.memory)
+        self._host.restore(snapshot.clients)
+
+    def close(self) -> None:
+        """See `Executor.close`."""

@@ -1,0 +1,99 @@
+"""Run directories: their names, and what stands in them before the first round."""
+
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import yaml
+
+from raysim import __version__
+from raysim.config import RunConfig
+from raysim.errors import ConfigError
+from raysim.messages import JsonDict
+from raysim.results import write_json, write_text
+
+_PACKAGES = ("torch", "ray", "numpy", "pyarrow", "pandas")
+
+
+def check_output(folder: Path) -> None:
+    """Make the output folder now rather than after an hour's training.
+
+    Raises:
+        ConfigError: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output.dir={folder}: {error.strerror or error}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"output.dir={folder}: no permission to write there")
+
+
+def prepare_folder(config: RunConfig, partition_digest: str, placement: str) -> Path:
+    """Make a new run directory with `config.yaml` and `environment.json`.
+
+    Args:
+        config: the run.
+        partition_digest: hash of who holds which examples.
+        placement: hosts and cluster in words.
+
+    Returns:
+        Its absolute path.
+
+    Raises:
+        ConfigError: the output folder cannot be written.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{stamp}-{config.method.name}-{config.data.name}-s{config.seed}"
+    try:
+        folder = _new_folder(config.output.dir.resolve(), name)
+        text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
+        write_text(text, folder / "config.yaml")
+        write_json(environment(partition_digest, placement), folder / "environment.json")
+        (folder / "checkpoints").mkdir()
+    except OSError as error:
+        raise ConfigError(f"output.dir={config.output.dir}: {error.strerror or error}") from None
+    return folder
+
+
+def environment(partition_digest: str, placement: str) -> JsonDict:
+    """Describe where a run runs: equal bits are promised for equal versions and hardware only."""
+    return {
+        "raysim": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "placement": placement,
+        "partition_sha256": partition_digest,
+    }
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """Make a folder that was not there, so that two runs at once never share one."""
+    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+        folder = parent / f"{name}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise ConfigError(f"output.dir={parent}: a thousand runs are called {name}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,199 @@
+"""A host: a place that holds some clients' shards and private state and runs their steps.
+
+It is a plain object; a Ray actor or the in-process executor wraps it. Running a phase changes
+nothing that a second run of it could see: new client states are staged, and `commit` makes them
+the clients' states at the end of the round.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from raysim.aggregation import Partial
+from raysim.config import RunConfig
+from raysim.data.datasets import open_dataset
+from raysim.data.partition import Shard
+from raysim.errors import RunError
+from raysim.evaluation import evaluate
+from raysim.messages import ClientReport, EvalSum, EvalUnit, Update
+from raysim.method import ClientView
+from raysim.seeds import Stream, torch_seed
+from raysim.skeleton import build_skeleton, method_of, refresh
+from raysim.tensors import Array, Arrays
+from raysim.training import ShardData
+
+
+class Host:
+    """Holds clients and runs their steps on one device."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        shards: Mapping[int, Shard],
+        *,
+        index: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        """Open the data, decode the clients' examples and build the skeleton.
+
+        Args:
+            config: the run.
+            shards: row indices by client id.
+            index: the host's number, for reports only.
+            device: a torch device.
+        """
+        torch.set_num_threads(config.local.threads)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        self._config = config
+        self._method = method_of(config)
+        self._index = index
+        self._device = torch.device(device)
+        self._dataset = open_dataset(config.data.name, config.data.root, config.data.image_size)
+        self._model = build_skeleton(config, len(self._dataset.classes), self._device)
+        self._train = {c: self._load(s.train, "train") for c, s in shards.items()}
+        self._test = {c: self._load(s.test, "test") for c, s in shards.items()}
+        self._units: dict[EvalUnit, ShardData] = {}
+        self._states: dict[int, Arrays] = {}
+        self._staged: dict[int, Arrays] = {}
+        self._round = -1
+
+    def run_phase(
+        self, round_: int, phase: str, clients: Sequence[int], weights: Arrays, message: Arrays
+    ) -> tuple[Partial, list[ClientReport]]:
+        """Run one phase for some of this host's clients.
+
+        Args:
+            round_: 0-based round.
+            phase: one of the method's phases.
+            clients: ids of the cohort's clients that live here.
+            weights: the global model at the start of the round.
+            message: what the server broadcast for this phase.
+
+        Returns:
+            The exact sums and gathered arrays for the server, and the clients' reports.
+
+        Raises:
+            RunError: a client's step raised; names client, domains, round and phase.
+        """
+        if round_ != self._round:
+            self._round, self._staged = round_, {}
+        partial, reports = Partial(), []
+        for client in clients:
+            started = time.perf_counter()
+            try:
+                update = self._step(round_, phase, client, weights, message)
+                partial.add(client, update.sums, update.gathered)
+            except Exception as error:
+                raise RunError(self._where(client, round_, phase, error)) from error
+            if update.state is not None:
+                self._staged[client] = update.state
+            reports.append(self._report(client, update, time.perf_counter() - started))
+        return partial, reports
+
+    def commit(self) -> None:
+        """Make the staged states of the round the clients' states."""
+        self._states = self._states | self._staged
+        self._staged = {}
+
+    def evaluate(
+        self,
+        round_: int,
+        units: Sequence[EvalUnit],
+        weights: Arrays,
+        message: Arrays,
+        *,
+        personal: bool,
+    ) -> list[EvalSum]:
+        """Test the global model on some units, and the personal models of this host's clients.
+
+        Args:
+            round_: the round that has just been committed.
+            units: slices of the domains' test splits.
+            weights: the new global model.
+            message: the server's "evaluate" broadcast.
+            personal: test personal models too, if the method has them, on the clients' own tests.
+        """
+        sums: list[EvalSum] = []
+        if units:
+            refresh(self._model)
+            self._method.load_global(self._model, weights, message)
+        for unit in units:
+            sums += evaluate(self._model, self._unit(unit), client=-1, start=unit.start)
+        for client, test in self._test.items() if personal else ():
+            refresh(self._model)
+            view = self._view(round_, "evaluate", client, weights, message)
+            if len(test) and self._method.load_personal(view):
+                sums += evaluate(self._model, test, client=client)
+        return sums
+
+    def snapshot(self) -> dict[int, Arrays]:
+        """Return the committed states of the clients that have any."""
+        return {client: state for client, state in self._states.items() if state}
+
+    def restore(self, states: Mapping[int, Arrays]) -> None:
+        """Replace the clients' states."""
+        self._states, self._staged, self._round = dict(states), {}, -1
+
+    def _step(
+        self, round_: int, phase: str, client: int, weights: Arrays, message: Arrays
+    ) -> Update:
+        refresh(self._model)
+        torch.manual_seed(
+            torch_seed(
+                self._config.seed,
+                Stream.METHOD,
+                round_,
+                client,
+                self._method.phases.index(phase),
+            )
+        )
+        return self._method.client_step(self._view(round_, phase, client, weights, message))
+
+    def _view(
+        self, round_: int, phase: str, client: int, weights: Arrays, message: Arrays
+    ) -> ClientView:
+        view = ClientView(
+            seed=self._config.seed,
+            round=round_,
+            phase=phase,
+            model=self._model,
+            weights=weights,
+            num_domains=len(self._dataset.domains),
+            client=client,
+            shard=self._train[client],
+            state={},
+            message=message,
+            local=self._config.local,
+        )
+        state = self._staged.get(client, self._states.get(client))
+        return replace(view, state=self._method.init_client(view) if state is None else state)
+
+    def _report(self, client: int, update: Update, seconds: float) -> ClientReport:
+        return ClientReport(
+            client=client,
+            host=self._index,
+            num_examples=len(self._train[client]),
+            metrics=dict(update.metrics),
+            bytes_up=update.bytes_up(),
+            seconds=seconds,
+        )
+
+    def _where(self, client: int, round_: int, phase: str, error: Exception) -> str:
+        ids = torch.unique(self._train[client].domains).tolist()
+        domains = ", ".join(self._dataset.domains[i] for i in ids)
+        return (
+            f"client {client} (domains: {domains}) failed in round {round_ + 1}, phase {phase!r}: "
+            f"{type(error).__name__}: {error}"
+        )
+
+    def _unit(self, unit: EvalUnit) -> ShardData:
+        if unit not in self._units:
+            rows = {unit.domain: np.arange(unit.start, unit.stop, dtype=np.int64)}
+            self._units[unit] = self._load(rows, "test")
+        return self._units[unit]
+
+    def _load(self, rows: Mapping[int, Array], split: str) -> ShardData:
+        return ShardData.load(self._dataset, rows, split, self._device)

@@ -1,0 +1,228 @@
+"""The rule book of a federated method. The defaults are FedAvg; a method overrides what it changes.
+
+A method holds hyperparameters and nothing else. All state is named arrays that are passed in and
+returned, so hooks can be run again, on any host, with the same bits. Hooks must not touch files,
+clocks, process-wide randomness or their arguments' arrays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional
+
+from raysim.aggregation import Partial, Weighted
+from raysim.channels import ChannelGroup
+from raysim.config import LocalSettings
+from raysim.costs import count_costs
+from raysim.messages import Costs, Update
+from raysim.models import ChannelModel
+from raysim.seeds import Stream, generator
+from raysim.settings import Named
+from raysim.tensors import Array, Arrays, load_arrays, num_bytes, state_arrays
+from raysim.training import Batch, ShardData, fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What client-side and server-side hooks both see.
+
+    Attributes:
+        seed: the run's seed.
+        round: 0-based round.
+        phase: one of the method's phases, or "evaluate".
+        model: the skeleton; load arrays into it before use, its contents are arbitrary.
+        weights: the global model that this round started from (read-only).
+        num_domains: domains of the data set.
+    """
+
+    seed: int
+    round: int
+    phase: str
+    model: ChannelModel
+    weights: Arrays
+    num_domains: int
+
+    def generator(self, stream: Stream, *key: int) -> np.random.Generator:
+        """Return the NumPy generator of a stream for this round and the given further key."""
+        return generator(self.seed, stream, self.round, *key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientView(View):
+    """What a client-side hook sees.
+
+    Attributes:
+        client: id.
+        shard: the client's training examples.
+        state: the client's private arrays.
+        message: what the server broadcast for this phase beside the weights.
+        local: settings of local training.
+    """
+
+    client: int
+    shard: ShardData
+    state: Arrays
+    message: Arrays
+    local: LocalSettings
+
+    @property
+    def num_examples(self) -> int:
+        """Number of the client's training examples, its weight in averages."""
+        return len(self.shard)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerView(View):
+    """What a server-side hook sees.
+
+    Attributes:
+        memory: what the method remembers beside the model.
+    """
+
+    memory: Arrays
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerState:
+    """The server's state after a phase: the dense global model and the method's other arrays."""
+
+    model: Arrays
+    memory: Arrays = field(default_factory=dict)
+
+
+class Method(Named):
+    """A federated method; see the module docstring for what hooks may do.
+
+    A subclass's fields are its hyperparameters.
+    """
+
+    title: ClassVar[str] = "FedAvg"
+    paper: ClassVar[str] = ""
+    phases: ClassVar[tuple[str, ...]] = ("fit",)
+
+    # Both sides ------------------------------------------------------------------------------
+
+    def active_phases(self, round_: int) -> tuple[str, ...]:
+        """Return the phases of a round, in order."""
+        return self.phases
+
+    def is_private(self, entry: str, model: ChannelModel) -> bool:
+        """Say whether a model entry stays on the client. Called on both sides."""
+        return False
+
+    # Client ----------------------------------------------------------------------------------
+
+    def init_client(self, client: ClientView) -> Arrays:
+        """Return a client's state before its first round."""
+        return {}
+
+    def loss(self, model: nn.Module, batch: Batch, client: ClientView) -> Tensor:
+        """Return the scalar training loss of a batch."""
+        return functional.cross_entropy(model(batch.images), batch.labels)
+
+    def client_step(self, client: ClientView) -> Update:
+        """Run a phase on a client: by default train from the received model and send the result."""
+        load_arrays(client.model, client.weights | client.state)
+        result = fit(
+            client.model,
+            client.shard,
+            client.local,
+            lambda batch: self.loss(client.model, batch, client),
+            key=(client.seed, client.round, client.client),
+        )
+        trained = state_arrays(client.model)
+        private = {e: a for e, a in trained.items() if self.is_private(e, client.model)}
+        shared = {e: a for e, a in trained.items() if e not in private}
+        return Update(
+            sums=weighted(shared, client.num_examples),
+            state=private or None,
+            metrics={"loss": result.loss},
+        )
+
+    def load_personal(self, client: ClientView) -> bool:
+        """Load the client's personal model into `client.model`; False if the method has none.
+
+        Called after aggregation: `client.weights` is the new global model.
+        """
+        if not client.state:
+            return False
+        load_arrays(client.model, client.weights | client.state)
+        return True
+
+    # Server ----------------------------------------------------------------------------------
+
+    def init_server(self, server: ServerView) -> Arrays:
+        """Return the method's memory before the first round."""
+        return {}
+
+    def broadcast(self, server: ServerView) -> Arrays:
+        """Return what a phase sends to every client beside the weights (phase "evaluate" too)."""
+        return {}
+
+    def aggregate(self, server: ServerView, partial: Partial) -> ServerState:
+        """Return the server's state after a phase: by default the weighted means of the model."""
+        means = {
+            entry: as_entry(mean, server.weights[entry]) for entry, mean in partial.means().items()
+        }
+        return ServerState(model=server.weights | means, memory=server.memory)
+
+    def bytes_down(self, server: ServerView, message: Arrays) -> int:
+        """Return the bytes that a phase sends to each client: the weights once, and its message."""
+        first = server.phase == self.active_phases(server.round)[0]
+        shared = {e: a for e, a in server.weights.items() if not self.is_private(e, server.model)}
+        return num_bytes(message) + (num_bytes(shared) if first else 0)
+
+    def load_global(self, model: ChannelModel, weights: Arrays, message: Arrays) -> None:
+        """Load the global model as it is evaluated, given the "evaluate" broadcast."""
+        load_arrays(model, weights)
+
+    def costs(self, server: ServerView, image_size: int) -> Costs:
+        """Return parameters and multiply-adds of the global model as it is evaluated."""
+        self.load_global(server.model, server.weights, self.broadcast(server))
+        params, flops = count_costs(server.model, image_size)
+        dense = sum(flops.values())
+        return Costs(params=params, params_sliced=params, flops=dense, flops_sliced=dense)
+
+    def describe(self, server: ServerView) -> Mapping[str, float]:
+        """Return figures that are recorded after each phase, e.g. the share of kept units."""
+        return {}
+
+
+class Averaging(Method):
+    """Base of methods that average the whole model and have no rule of their own for BatchNorm."""
+
+    buffers: Literal["average", "local"] = "average"
+    """BatchNorm's running statistics: averaged as weights are, or kept on each client."""
+
+    def is_private(self, entry: str, model: ChannelModel) -> bool:
+        """Keep running statistics on the client if `buffers` says so."""
+        return self.buffers == "local" and entry in dict(model.named_buffers())
+
+
+def weighted(arrays: Mapping[str, Array], weight: int) -> dict[str, Weighted]:
+    """Give every array the same weight."""
+    return {name: Weighted(array, weight) for name, array in arrays.items()}
+
+
+def as_entry(value: Array, like: Array) -> Array:
+    """Round a float64 mean to the dtype of the model entry that it replaces."""
+    return np.ascontiguousarray(value, dtype=like.dtype)
+
+
+__all__ = [
+    "Averaging",
+    "Batch",
+    "ChannelGroup",
+    "ClientView",
+    "Method",
+    "ServerState",
+    "ServerView",
+    "ShardData",
+    "Update",
+    "View",
+    "as_entry",
+    "weighted",
+]

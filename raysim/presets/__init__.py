@@ -1,0 +1,1 @@
+"""Configurations that ship with raysim; `raysim presets` lists them."""

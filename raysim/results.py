@@ -1,0 +1,235 @@
+"""What a run measured, as tidy tables: `metrics` is deterministic, `timings` is not.
+
+`metrics.parquet` is sorted and holds no clock, host or path, so that two runs can be compared by
+the hash of the file.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raysim.evaluation import mean_and_std, merge
+from raysim.messages import EvalSum, JsonDict
+
+METRICS = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("model", pa.string()),
+        ("client", pa.int32()),
+        ("domain", pa.string()),
+        ("split", pa.string()),
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+        ("count", pa.int64()),
+    ]
+)
+TIMINGS = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("phase", pa.string()),
+        ("host", pa.int32()),
+        ("client", pa.int32()),
+        ("what", pa.string()),
+        ("seconds", pa.float64()),
+        ("bytes", pa.int64()),
+    ]
+)
+Row = dict[str, Any]
+ALL = "*"
+"""The domain of rows that speak of all domains together."""
+
+
+class MetricsTable:
+    """The growing table of metrics; rounds are 1-based, as they are counted aloud."""
+
+    def __init__(self, domains: Sequence[str]) -> None:
+        """Start empty.
+
+        Args:
+            domains: names by domain id.
+        """
+        self._domains = domains
+        self._rounds: dict[int, list[Row]] = {}
+
+    def add(
+        self,
+        round_: int,
+        metric: str,
+        value: float,
+        *,
+        model: str = "global",
+        client: int = -1,
+        domain: str = ALL,
+        split: str = "train",
+        count: int = 0,
+    ) -> None:
+        """Append a row."""
+        cells = (round_, model, client, domain, split, metric, float(value), count)
+        self._rounds.setdefault(round_, []).append(dict(zip(METRICS.names, cells, strict=True)))
+
+    def add_evaluation(self, round_: int, sums: Iterable[EvalSum]) -> JsonDict:
+        """Append accuracies (percent) and losses of one evaluation; returns `evaluation`."""
+        totals = list(merge(sums).values())
+        for total in totals:
+            place: Row = {
+                "model": "global" if total.client < 0 else "personal",
+                "client": total.client,
+                "domain": self._domains[total.domain],
+                "split": "test",
+                "count": total.num_examples,
+            }
+            self.add(round_, "accuracy", _percent([total]), **place)
+            self.add(round_, "loss", total.loss / total.num_examples, **place)
+        by_client: dict[int, list[EvalSum]] = {}
+        for total in totals:
+            by_client.setdefault(total.client, []).append(total)
+        whole = by_client.pop(-1)
+        self._add_figures(round_, "global", [_percent([total]) for total in whole])
+        self.add(round_, "accuracy_all", _percent(whole), split="test")
+        if by_client:
+            self._add_figures(round_, "personal", [_percent(own) for own in by_client.values()])
+        return self.evaluation(round_)
+
+    def evaluation(self, round_: int) -> JsonDict:
+        """Return what an evaluation found.
+
+        Returns:
+            `domains` (accuracy of the global model by name), its `avg` and `std` over domains,
+            and `personal` (`avg`, `std` over clients, or None where there are no such models).
+            Empty if the round was not evaluated.
+        """
+        rows = [row for row in self._rounds.get(round_, []) if row["split"] == "test"]
+        figures = {(row["model"], row["metric"]): row["value"] for row in rows}
+        if not rows:
+            return {}
+        personal = None
+        if ("personal", "accuracy_avg") in figures:
+            personal = {key: figures["personal", f"accuracy_{key}"] for key in ("avg", "std")}
+        chosen = [r for r in rows if r["metric"] == "accuracy" and r["model"] == "global"]
+        return {
+            "domains": {row["domain"]: row["value"] for row in chosen},
+            "avg": figures["global", "accuracy_avg"],
+            "std": figures["global", "accuracy_std"],
+            "personal": personal,
+        }
+
+    def evaluated_rounds(self) -> list[int]:
+        """Return the rounds that were evaluated, ascending."""
+        return [r for r in sorted(self._rounds) if self.evaluation(r)]
+
+    def drop_evaluation(self, round_: int) -> None:
+        """Forget a round's evaluation."""
+        rows = self._rounds.get(round_, [])
+        self._rounds[round_] = [row for row in rows if row["split"] != "test"]
+
+    def total(self, metric: str) -> float:
+        """Return the sum over rounds of a figure of the whole run, such as bytes_up."""
+        rows = (row for rows in self._rounds.values() for row in rows)
+        return float(sum(r["value"] for r in rows if r["metric"] == metric and r["client"] < 0))
+
+    def table(self) -> pa.Table:
+        """Return all rows, sorted."""
+        keys = ["round", "model", "client", "domain", "split", "metric"]
+        rows = [row for round_ in sorted(self._rounds) for row in self._rounds[round_]]
+        table = pa.Table.from_pylist(rows, schema=METRICS)
+        return table.sort_by([(key, "ascending") for key in keys])
+
+    def write(self, path: Path) -> None:
+        """Write the table atomically."""
+        write_table(self.table(), path)
+
+    def resume(self, path: Path) -> None:
+        """Take over the rows of a file."""
+        self._rounds = {}
+        for row in pq.read_table(path, schema=METRICS).to_pylist():
+            self._rounds.setdefault(row["round"], []).append(row)
+
+    def _add_figures(self, round_: int, model: str, accuracies: Sequence[float]) -> None:
+        avg, std = mean_and_std(accuracies)
+        count = len(accuracies)
+        self.add(round_, "accuracy_avg", avg, model=model, split="test", count=count)
+        self.add(round_, "accuracy_std", std, model=model, split="test", count=count)
+
+
+def _percent(sums: Sequence[EvalSum]) -> float:
+    return 100.0 * sum(s.num_correct for s in sums) / sum(s.num_examples for s in sums)
+
+
+class TimingsTable:
+    """Where the time and the bytes went; never compared between runs."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._rows: list[dict[str, Any]] = []
+
+    def add(
+        self,
+        round_: int,
+        phase: str,
+        what: str,
+        seconds: float,
+        *,
+        host: int = -1,
+        client: int = -1,
+        num_bytes: int = 0,
+    ) -> None:
+        """Append a row."""
+        values = (round_, phase, host, client, what, seconds, num_bytes)
+        self._rows.append(dict(zip(TIMINGS.names, values, strict=True)))
+
+    def resume(self, path: Path, round_: int) -> None:
+        """Take over the rows of earlier rounds, if the file is there."""
+        if path.exists():
+            table = pq.read_table(path, schema=TIMINGS)
+            self._rows = table.filter(pc.field("round") <= round_).to_pylist()
+
+    def write(self, path: Path) -> None:
+        """Write the table atomically."""
+        write_table(pa.Table.from_pylist(self._rows, schema=TIMINGS), path)
+
+    def total(self, what: str) -> float:
+        """Return the seconds of all rows of a kind."""
+        return float(sum(row["seconds"] for row in self._rows if row["what"] == what))
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a Parquet file aside, then rename it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        pq.write_table(table, aside, compression="zstd")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a text file aside, then rename it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_json(values: JsonDict, path: Path) -> None:
+    """Write JSON atomically, keys in the given order."""
+    write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", path)
+
+
+__all__ = [
+    "ALL",
+    "METRICS",
+    "TIMINGS",
+    "MetricsTable",
+    "TimingsTable",
+    "write_json",
+    "write_table",
+    "write_text",
+]

@@ -1,0 +1,33 @@
+"""The base class of every configuration section and the wording of its errors."""
+
+import difflib
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Settings(BaseModel):
+    """A frozen, typed section: unknown keys are refused, attribute docstrings are descriptions."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class Named(Settings):
+    """A section that is chosen by name."""
+
+    name: str
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question that names the nearest known word, or the whole list if none is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"

@@ -1,0 +1,43 @@
+"""SIGINT and SIGTERM as an exception that arrives between two consistent states."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from raysim.errors import Interrupted
+
+
+class Signals:
+    """Turns the first SIGINT or SIGTERM into `Interrupted`; a later one acts as it would without.
+
+    Install after `ray.init`, which puts handlers of its own in place.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is installed yet."""
+        self._depth = 0
+        self._pending = 0
+
+    def install(self) -> None:
+        """Take over both signals; only the main thread may."""
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._arrive)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Hold a signal back until the block is done."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if self._pending and not self._depth:
+            raise Interrupted(self._pending)
+
+    def _arrive(self, signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._pending = signum
+        if not self._depth:
+            raise Interrupted(signum)

@@ -1,0 +1,52 @@
+"""Builds the one model object that a host or server loads all states into."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from raysim.config import RunConfig
+from raysim.models import ChannelModel, build_model
+from raysim.models.base import Gate
+from raysim.seeds import Stream, torch_seed
+
+if TYPE_CHECKING:
+    from raysim.method import Method
+
+
+def method_of(config: RunConfig) -> "Method":
+    """Return the config's method with its real type."""
+    from raysim.method import Method
+
+    assert isinstance(config.method, Method)
+    return config.method
+
+
+def build_skeleton(config: RunConfig, num_classes: int, device: torch.device) -> ChannelModel:
+    """Build the model of a run; every process gets the same initial weights.
+
+    Args:
+        config: seed, model and image size count.
+        num_classes: outputs of the head.
+        device: where the model is put.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(config.seed, Stream.INIT))
+        model = build_model(
+            config.model.name, num_classes, config.data.image_size, config.model.width
+        )
+    channels_last = config.model.channels_last(config.data.image_size)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model.layout = layout
+    model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
+    return model
+
+
+def refresh(model: ChannelModel) -> None:
+    """Undo whatever a step may have left on the skeleton: gates, frozen parameters, modes."""
+    model.train()
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+        parameter.grad = None
+    for module in model.modules():
+        if isinstance(module, Gate):
+            module.mask = None

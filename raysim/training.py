@@ -1,0 +1,180 @@
+"""The one local training loop, and the examples it runs over."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raysim.config import LocalSettings
+from raysim.data.datasets import Dataset
+from raysim.seeds import Stream, generator
+from raysim.tensors import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Images float32 [B,3,H,W] normalised, labels int64 [B], domains int64 [B]."""
+
+    images: Tensor
+    labels: Tensor
+    domains: Tensor
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardData:
+    """Examples resident on a device as uint8, normalised batch by batch.
+
+    Attributes:
+        images: uint8 [N,3,H,W].
+        labels: int64 [N].
+        domains: int64 [N], the domain id of each example.
+        mean: float32 [1,3,1,1] in 0..255.
+        std: float32 [1,3,1,1] in 0..255.
+    """
+
+    images: Tensor
+    labels: Tensor
+    domains: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.labels)
+
+    def batch(self, index: Tensor | slice) -> Batch:
+        """Return the chosen examples as normalised floats."""
+        images = self.images[index].to(torch.float32).sub_(self.mean).div_(self.std)
+        return Batch(images, self.labels[index], self.domains[index])
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Yield all examples in order, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self.batch(slice(start, start + size))
+
+    @classmethod
+    def load(
+        cls, dataset: Dataset, rows: Mapping[int, Array], split: str, device: torch.device
+    ) -> "ShardData":
+        """Decode some rows of a data set onto a device, domain by domain.
+
+        Args:
+            dataset: the data set.
+            rows: row indices by domain id.
+            split: "train" or "test".
+            device: where the examples stay.
+        """
+        parts = {d: dataset.examples(dataset.domains[d], split, rows[d]) for d in sorted(rows)}
+        size = dataset.image_size
+        images = [np.zeros((0, 3, size, size), np.uint8), *(p.images for p in parts.values())]
+        labels = [np.zeros(0, np.int64), *(p.labels for p in parts.values())]
+        domains = np.repeat([*parts], [len(p.labels) for p in parts.values()]).astype(np.int64)
+        scale = [torch.tensor(v).view(1, 3, 1, 1) * 255 for v in (dataset.mean, dataset.std)]
+        return cls(
+            images=torch.from_numpy(np.concatenate(images)).to(device),
+            labels=torch.from_numpy(np.concatenate(labels)).to(device),
+            domains=torch.from_numpy(domains).to(device),
+            mean=scale[0].to(device),
+            std=scale[1].to(device),
+        )
+
+    def counts(self, num_domains: int) -> Array:
+        """Return the examples by domain, int64 [D]."""
+        return torch.bincount(self.domains, minlength=num_domains).numpy(force=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """What local training measured: mean loss over examples and epochs, and the steps taken."""
+
+    loss: float
+    num_steps: int
+    seconds: float
+
+
+def batch_order(num_examples: int, batch_size: int, rng: np.random.Generator) -> list[Array]:
+    """Deal shuffled example indices to batches; a last batch of one joins the one before it.
+
+    BatchNorm cannot normalise a single example by its own statistics.
+    """
+    order = rng.permutation(num_examples)
+    batches = [order[i : i + batch_size] for i in range(0, num_examples, batch_size)]
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [np.concatenate(batches[-2:])]
+    return batches
+
+
+def fit(
+    model: nn.Module,
+    shard: ShardData,
+    local: LocalSettings,
+    loss: Callable[[Batch], Tensor],
+    *,
+    key: tuple[int, int, int],
+    stream: Stream = Stream.BATCHES,
+    lr: float | None = None,
+    epochs: int | None = None,
+    after_step: Callable[[], None] | None = None,
+) -> FitResult:
+    """Train the model in place by SGD with a fresh optimiser.
+
+    A shard of a single example is trained with BatchNorm's running statistics.
+
+    Args:
+        model: in train mode afterwards as before.
+        shard: the examples.
+        local: settings of local training.
+        loss: maps a batch to a scalar; called under autocast when the precision is bf16.
+        key: (seed, round, client), which fixes the batches.
+        stream: a second fit in the same round needs a stream of its own.
+        lr: overrides `local.lr`.
+        epochs: overrides `local.epochs`.
+        after_step: called after each optimiser step.
+    """
+    started = time.perf_counter()
+    seed, *place = key
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(
+        trainable,
+        lr=local.lr if lr is None else lr,
+        momentum=local.momentum,
+        weight_decay=local.weight_decay,
+    )
+    total = torch.zeros((), dtype=torch.float64)
+    num_seen = num_steps = 0
+    for epoch in range(local.epochs if epochs is None else epochs):
+        rng = generator(seed, stream, *place, epoch)
+        for index in batch_order(len(shard), local.batch_size, rng):
+            batch = shard.batch(torch.from_numpy(index).to(shard.labels.device))
+            if len(batch) == 1:
+                freeze_batchnorm(model)
+            optimizer.zero_grad(set_to_none=True)
+            with autocast(local, shard.images.device):
+                value = loss(batch)
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if after_step is not None:
+                after_step()
+            total += value.detach().double().cpu() * len(batch)
+            num_seen += len(batch)
+            num_steps += 1
+    return FitResult(float(total) / max(num_seen, 1), num_steps, time.perf_counter() - started)
+
+
+def autocast(local: LocalSettings, device: torch.device) -> torch.autocast:
+    """Return the autocast context of the precision setting."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=local.precision == "bf16")
+
+
+def freeze_batchnorm(model: nn.Module) -> None:
+    """Let every BatchNorm layer normalise by its running statistics, and leave them as they are."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()

@@ -1,0 +1,1 @@
+"""Everything that is Ray Tune: studies over whole runs."""
