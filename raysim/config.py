@@ -73,6 +73,10 @@ class LocalSettings(Settings):
     """Momentum of SGD."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 1.0e-5
     """L2 penalty of SGD."""
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor on the learning rate from one round to the next."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    """Global norm that gradients are clipped to; null does not clip."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 runs forward passes under autocast; weights and sums stay fp32."""
     threads: PositiveInt = 1
@@ -253,7 +257,7 @@ def _with_partition_kind(data: Any) -> Any:
     return data
 
 
-_SHORTHAND = {"method": "name", "data": "name", "model": "name"}
+_SHORTHAND = {"method": "name", "data": "name", "model": "name", "data.partition": "kind"}
 
 
 def _named(key: str, value: Any) -> Any:

@@ -18,7 +18,7 @@ from raysim.channels import ChannelGroup
 from raysim.config import LocalSettings
 from raysim.costs import count_costs
 from raysim.messages import Costs, Update
-from raysim.models import ChannelModel
+from raysim.models import ChannelModel, build_model
 from raysim.seeds import Stream, generator
 from raysim.settings import Named
 from raysim.tensors import Array, Arrays, load_arrays, num_bytes, state_arrays
@@ -108,6 +108,10 @@ class Method(Named):
     def active_phases(self, round_: int) -> tuple[str, ...]:
         """Return the phases of a round, in order."""
         return self.phases
+
+    def build_model(self, name: str, num_classes: int, image_size: int, width: int) -> ChannelModel:
+        """Build the network; torch's generator is seeded. See `raysim.models.build_model`."""
+        return build_model(name, num_classes, image_size, width)
 
     def is_private(self, entry: str, model: ChannelModel) -> bool:
         """Say whether a model entry stays on the client. Called on both sides."""

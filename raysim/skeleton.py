@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from raysim.config import RunConfig
-from raysim.models import ChannelModel, build_model
+from raysim.models import ChannelModel
 from raysim.models.base import Gate
 from raysim.seeds import Stream, torch_seed
 
@@ -31,7 +31,7 @@ def build_skeleton(config: RunConfig, num_classes: int, device: torch.device) ->
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed, Stream.INIT))
-        model = build_model(
+        model = method_of(config).build_model(
             config.model.name, num_classes, config.data.image_size, config.model.width
         )
     channels_last = config.model.channels_last(config.data.image_size)

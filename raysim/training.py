@@ -134,7 +134,7 @@ def fit(
         loss: maps a batch to a scalar; called under autocast when the precision is bf16.
         key: (seed, round, client), which fixes the batches.
         stream: a second fit in the same round needs a stream of its own.
-        lr: overrides `local.lr`.
+        lr: overrides `local.lr`; decays alike.
         epochs: overrides `local.epochs`.
         after_step: called after each optimiser step.
     """
@@ -143,7 +143,7 @@ def fit(
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(
         trainable,
-        lr=local.lr if lr is None else lr,
+        lr=(local.lr if lr is None else lr) * local.lr_decay ** place[0],
         momentum=local.momentum,
         weight_decay=local.weight_decay,
     )
@@ -159,6 +159,8 @@ def fit(
             with autocast(local, shard.images.device):
                 value = loss(batch)
             value.backward()  # type: ignore[no-untyped-call]
+            if local.max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(trainable, local.max_grad_norm)
             optimizer.step()
             if after_step is not None:
                 after_step()
