@@ -293,7 +293,8 @@ class FedFIP(Method):
         return weighted(prefixed("trained", trained) | prefixed("covered", covered), n)
 
     def _structure(self, client: ClientView, mask_C: Mask) -> dict[str, Weighted]:
-        if not self.regularises or not self.forms_mask(client.round):
+        measured = self.forms_mask(client.round) and "importance" in client.state
+        if not self.regularises or not measured:
             return {}
         counts_D = client.shard.counts(client.num_domains)
         sums = {}

@@ -133,14 +133,22 @@ class Partial:
     gathered: dict[int, Arrays] = field(default_factory=dict)
 
     def add(self, client: int, sums: Mapping[str, Weighted], gathered: Arrays) -> None:
-        """Add one client's update; raises as `ExactSum.add` does, naming the entry."""
+        """Add one client's update, or none of it.
+
+        Raises:
+            NonFiniteError: NaN or infinity in an entry, which the message names.
+        """
+        own = Partial(gathered={client: gathered} if gathered else {})
         for name, (value, weight) in sums.items():
+            own.sums[name] = ExactSum(value.shape)
             try:
-                self.sums.setdefault(name, ExactSum(value.shape)).add(value, weight)
+                own.sums[name].add(value, weight)
             except NonFiniteError as error:
                 raise NonFiniteError(f"{error} in {name!r}") from None
-        if gathered:
-            self.gathered[client] = gathered
+        for name, array in gathered.items():
+            if not np.isfinite(array).all():
+                raise NonFiniteError(f"NaN or infinity in {name!r}")
+        self.merge(own)
 
     def merge(self, other: "Partial") -> None:
         """Add another partial result."""

@@ -15,7 +15,7 @@ from raysim.config import RunConfig
 from raysim.errors import Interrupted, RunError
 from raysim.evaluation import eval_units, mean_and_std
 from raysim.executor import Executor, PhaseReport
-from raysim.messages import JsonDict
+from raysim.messages import ClientReport, JsonDict
 from raysim.results import MetricsTable, TimingsTable, write_json
 from raysim.seeds import Stream, generator
 from raysim.signals import Signals
@@ -195,8 +195,11 @@ class Federation:
             sent_down += report.bytes_down * len(report.clients)
             self._record_clients(report)
             self._record_times(phase, report)
-        loss = _weighted_loss(reports.values())
-        figures = {"loss": loss, "bytes_up": sent_up, "bytes_down": sent_down} | figures
+        clients = [client for report in reports.values() for client in report.clients]
+        loss = _weighted_loss(clients)
+        skipped = sum("skipped" in client.metrics for client in clients)
+        sent = {"bytes_up": sent_up, "bytes_down": sent_down}
+        figures = {"loss": loss, "skipped_updates": skipped} | sent | figures
         for name, value in figures.items():
             self._metrics.add(self._done, name, value, count=len(cohort))
         return loss, figures
@@ -274,6 +277,7 @@ class Federation:
             "params_sliced": costs.params_sliced,
             "flops": costs.flops,
             "flops_sliced": costs.flops_sliced,
+            "skipped_updates": int(metrics.total("skipped_updates")),
             "bytes_up": int(metrics.total("bytes_up")),
             "bytes_down": int(metrics.total("bytes_down")),
             "wall_s": round(self._timings.total("round"), 3),
@@ -281,8 +285,8 @@ class Federation:
         }
 
 
-def _weighted_loss(reports: Iterable[PhaseReport]) -> float:
+def _weighted_loss(clients: Iterable[ClientReport]) -> float:
     """Return the example-weighted mean of the clients' training losses, in client order."""
-    trained = [c for report in reports for c in report.clients if "loss" in c.metrics]
+    trained = [client for client in clients if "loss" in client.metrics]
     size = sum(c.num_examples for c in trained)
     return sum(c.metrics["loss"] * c.num_examples for c in trained) / size if size else math.nan

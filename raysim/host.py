@@ -6,13 +6,14 @@ the clients' states at the end of the round.
 """
 
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from raysim.aggregation import Partial
+from raysim.aggregation import NonFiniteError, Partial
 from raysim.config import RunConfig
 from raysim.data.datasets import open_dataset
 from raysim.data.partition import Shard
@@ -85,7 +86,7 @@ class Host:
             started = time.perf_counter()
             try:
                 update = self._step(round_, phase, client, weights, message)
-                partial.add(client, update.sums, update.gathered)
+                update = self._admit(client, update, partial)
             except Exception as error:
                 raise RunError(self._where(client, round_, phase, error)) from error
             if update.state is not None:
@@ -152,6 +153,16 @@ class Host:
         )
         return self._method.client_step(self._view(round_, phase, client, weights, message))
 
+    def _admit(self, client: int, update: Update, partial: Partial) -> Update:
+        """Add an update to the sums; a non-finite one is refused, or leaves no trace if skipped."""
+        try:
+            partial.add(client, update.sums, update.gathered)
+        except NonFiniteError:
+            if self._config.participation.nonfinite == "stop":
+                raise
+            return Update(metrics={"skipped": 1.0})
+        return update
+
     def _view(
         self, round_: int, phase: str, client: int, weights: Arrays, message: Arrays
     ) -> ClientView:
@@ -184,9 +195,10 @@ class Host:
     def _where(self, client: int, round_: int, phase: str, error: Exception) -> str:
         ids = torch.unique(self._train[client].domains).tolist()
         domains = ", ".join(self._dataset.domains[i] for i in ids)
+        trace = "".join(traceback.format_exception(error))
         return (
             f"client {client} (domains: {domains}) failed in round {round_ + 1}, phase {phase!r}: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}\n{trace}"
         )
 
     def _unit(self, unit: EvalUnit) -> ShardData:

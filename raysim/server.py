@@ -6,6 +6,7 @@ import torch
 
 from raysim.aggregation import Partial
 from raysim.config import RunConfig
+from raysim.errors import RunError
 from raysim.messages import Costs
 from raysim.method import ServerState, ServerView
 from raysim.skeleton import build_skeleton, method_of, refresh
@@ -50,11 +51,16 @@ class Server:
             The method's figures after the phase.
 
         Raises:
-            RunError: the result is not finite.
+            RunError: no client of the cohort sent anything.
         """
         total = Partial()
         for partial in partials:
             total.merge(partial)
+        if not total.sums and not total.gathered:
+            raise RunError(
+                f"round {round_ + 1}, phase {phase!r}: every update of the cohort was refused for "
+                "NaN or infinity; lower local.lr or set local.max_grad_norm"
+            )
         self._next = self._method.aggregate(self._view(round_, phase, self._next), total)
         return dict(self._method.describe(self._view(round_, phase, self._next)))
 
