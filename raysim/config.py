@@ -17,6 +17,7 @@ from pydantic import Field, PositiveInt, SerializeAsAny, ValidationError
 
 from raysim.data.partition import AnyPartition, DomainDirichlet, PartitionSettings
 from raysim.errors import ConfigError
+from raysim.plugins import find_method
 from raysim.settings import Named, Settings, did_you_mean
 
 if TYPE_CHECKING:
@@ -154,7 +155,12 @@ class RunConfig(Settings):
 
     def experiment(self) -> dict[str, Any]:
         """Return the part that determines the result."""
-        return {k: v for k, v in self.resolved().items() if k not in NOT_EXPERIMENT}
+        tree = {k: v for k, v in self.resolved().items() if k not in NOT_EXPERIMENT}
+        source = getattr(self.method, "source", None)  # a method from a user's file is its text
+        if source is not None:
+            code = hashlib.sha256(source[0].encode()).hexdigest()
+            tree["method"] = tree["method"] | {"file_sha256": code}
+        return tree
 
     def experiment_hash(self) -> str:
         """Return the sha256 of the experiment."""
@@ -293,9 +299,10 @@ def _pick_method(section: Any, methods: MethodTable) -> "tuple[type[Method], dic
     if not isinstance(section, dict):
         raise ConfigError(f"method: expected a name or a section, got {section!r}")
     name = section.get("name", "fedfip")
-    if not isinstance(name, str) or name not in methods:
+    found = methods.get(name) or find_method(name) if isinstance(name, str) else None
+    if found is None:
         raise ConfigError(f"method.name: no method {name!r}{did_you_mean(str(name), methods)}")
-    return methods[name], section
+    return found, section
 
 
 def _validate(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:

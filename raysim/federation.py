@@ -264,7 +264,7 @@ class Federation:
         costs = self._executor.costs()
         return {
             "status": "done",
-            "method": config.method.name,
+            "method": config.method.label,
             "dataset": config.data.name,
             "seed": config.seed,
             "rounds": self._done,

@@ -46,7 +46,7 @@ def prepare_folder(config: RunConfig, partition_digest: str, placement: str) -> 
         ConfigError: the output folder cannot be written.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{config.method.name}-{config.data.name}-s{config.seed}"
+    name = f"{stamp}-{config.method.label}-{config.data.name}-s{config.seed}"
     try:
         folder = _new_folder(config.output.dir.resolve(), name)
         text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)

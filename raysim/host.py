@@ -173,6 +173,7 @@ class Host:
             model=self._model,
             weights=weights,
             num_domains=len(self._dataset.domains),
+            num_clients=self._config.data.clients,
             client=client,
             shard=self._train[client],
             state={},

@@ -5,9 +5,9 @@ returned, so hooks can be run again, on any host, with the same bits. Hooks must
 clocks, process-wide randomness or their arguments' arrays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from raysim.config import LocalSettings
 from raysim.costs import count_costs
 from raysim.messages import Costs, Update
 from raysim.models import ChannelModel, build_model
+from raysim.plugins import rebuild
 from raysim.seeds import Stream, generator
 from raysim.settings import Named
 from raysim.tensors import Array, Arrays, load_arrays, num_bytes, state_arrays
@@ -36,6 +37,7 @@ class View:
         model: the skeleton; load arrays into it before use, its contents are arbitrary.
         weights: the global model that this round started from (read-only).
         num_domains: domains of the data set.
+        num_clients: clients of the run, whether they take part in this round or not.
     """
 
     seed: int
@@ -44,6 +46,7 @@ class View:
     model: ChannelModel
     weights: Arrays
     num_domains: int
+    num_clients: int
 
     def generator(self, stream: Stream, *key: int) -> np.random.Generator:
         """Return the NumPy generator of a stream for this round and the given further key."""
@@ -57,7 +60,8 @@ class ClientView(View):
     Attributes:
         client: id.
         shard: the client's training examples.
-        state: the client's private arrays.
+        state: the client's private arrays: model entries under their own names, whatever else a
+            method keeps under names with a slash ("previous/...").
         message: what the server broadcast for this phase beside the weights.
         local: settings of local training.
     """
@@ -72,6 +76,11 @@ class ClientView(View):
     def num_examples(self) -> int:
         """Number of the client's training examples, its weight in averages."""
         return len(self.shard)
+
+    @property
+    def own_entries(self) -> Arrays:
+        """The part of the state that takes the place of entries of the received model."""
+        return {name: array for name, array in self.state.items() if "/" not in name}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +112,14 @@ class Method(Named):
     paper: ClassVar[str] = ""
     phases: ClassVar[tuple[str, ...]] = ("fit",)
 
+    source: ClassVar[tuple[str, str, str] | None] = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Travel by reference, or as source text if the class comes from a user's file."""
+        if self.source is None:
+            return super().__reduce_ex__(protocol)
+        return rebuild, (self.source, self.model_dump())
+
     # Both sides ------------------------------------------------------------------------------
 
     def active_phases(self, round_: int) -> tuple[str, ...]:
@@ -127,15 +144,24 @@ class Method(Named):
         """Return the scalar training loss of a batch."""
         return functional.cross_entropy(model(batch.images), batch.labels)
 
+    def objective(self, client: ClientView) -> Callable[[Batch], Tensor]:
+        """Return the loss of a batch for one fit; the model to train is loaded already."""
+        return lambda batch: self.loss(client.model, batch, client)
+
+    def before_step(self, client: ClientView) -> Callable[[], None] | None:
+        """Return what changes the gradients before each optimiser step of one fit, if anything."""
+        return None
+
     def client_step(self, client: ClientView) -> Update:
         """Run a phase on a client: by default train from the received model and send the result."""
-        load_arrays(client.model, client.weights | client.state)
+        load_arrays(client.model, client.weights | client.own_entries)
         result = fit(
             client.model,
             client.shard,
             client.local,
-            lambda batch: self.loss(client.model, batch, client),
+            self.objective(client),
             key=(client.seed, client.round, client.client),
+            before_step=self.before_step(client),
         )
         trained = state_arrays(client.model)
         private = {e: a for e, a in trained.items() if self.is_private(e, client.model)}
@@ -151,9 +177,9 @@ class Method(Named):
 
         Called after aggregation: `client.weights` is the new global model.
         """
-        if not client.state:
+        if not client.own_entries:
             return False
-        load_arrays(client.model, client.weights | client.state)
+        load_arrays(client.model, client.weights | client.own_entries)
         return True
 
     # Server ----------------------------------------------------------------------------------

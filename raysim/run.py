@@ -132,7 +132,7 @@ def execute(
         else:
             folder = resume_from[0].resolve()
         console.print(
-            f"{config.method.name} on {dataset.name}: {config.data.clients} clients, "
+            f"{config.method.label} on {dataset.name}: {config.data.clients} clients, "
             f"{executor.description}, ready in {time.perf_counter() - started:.1f} s"
         )
         checkpoint = resume_from[1] if resume_from else None

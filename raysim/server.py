@@ -95,5 +95,6 @@ class Server:
             model=self._model,
             weights=state.model,
             num_domains=self._num_domains,
+            num_clients=self._config.data.clients,
             memory=state.memory,
         )

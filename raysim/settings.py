@@ -25,6 +25,11 @@ class Named(Settings):
 
     name: str
 
+    @property
+    def label(self) -> str:
+        """The name as results show it: the class alone if it comes from a file."""
+        return self.name.rpartition(":")[2]
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a question that names the nearest known word, or the whole list if none is near."""

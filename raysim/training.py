@@ -121,6 +121,7 @@ def fit(
     stream: Stream = Stream.BATCHES,
     lr: float | None = None,
     epochs: int | None = None,
+    before_step: Callable[[], None] | None = None,
     after_step: Callable[[], None] | None = None,
 ) -> FitResult:
     """Train the model in place by SGD with a fresh optimiser.
@@ -136,6 +137,7 @@ def fit(
         stream: a second fit in the same round needs a stream of its own.
         lr: overrides `local.lr`; decays alike.
         epochs: overrides `local.epochs`.
+        before_step: called between each backward pass and the optimiser step, before clipping.
         after_step: called after each optimiser step.
     """
     started = time.perf_counter()
@@ -159,6 +161,8 @@ def fit(
             with autocast(local, shard.images.device):
                 value = loss(batch)
             value.backward()  # type: ignore[no-untyped-call]
+            if before_step is not None:
+                before_step()
             if local.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(trainable, local.max_grad_norm)
             optimizer.step()
