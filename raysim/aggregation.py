@@ -127,10 +127,12 @@ class Partial:
     Attributes:
         sums: exact sums by name.
         gathered: arrays by client id.
+        refused: clients whose update was left out because it was not finite.
     """
 
     sums: dict[str, ExactSum] = field(default_factory=dict)
     gathered: dict[int, Arrays] = field(default_factory=dict)
+    refused: int = 0
 
     def add(self, client: int, sums: Mapping[str, Weighted], gathered: Arrays) -> None:
         """Add one client's update, or none of it.
@@ -155,6 +157,7 @@ class Partial:
         for name, part in other.sums.items():
             self.sums.setdefault(name, ExactSum(part.shape)).merge(part)
         self.gathered |= other.gathered
+        self.refused += other.refused
 
     def means(self, names: Iterable[str] | None = None) -> Arrays:
         """Return the weighted means as float64 by name (all names when None)."""

@@ -115,7 +115,7 @@ class ExecutionSettings(Settings):
     """GPUs reserved for a host, fractions allowed; auto is 1 where the cluster has any, else 0."""
     address: str | None = None
     """Ray cluster to join; null joins RAY_ADDRESS if that is set, else starts a local one."""
-    wait_s: Annotated[float, Field(gt=0)] = 60
+    wait_s: Annotated[float, Field(gt=0)] = 180
     """Longest wait for a host to start, in seconds."""
 
 
@@ -243,13 +243,23 @@ def _parse_yaml(text: str, source: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 1e-5 as a number, as YAML 1.2 does."""
+    """SafeLoader with YAML 1.2's numbers and booleans: 1e-5 is a number, off and no are words."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the base class's own name
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
+)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|false|True|False|TRUE|FALSE)$"), list("tfTF")
 )
 
 

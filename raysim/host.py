@@ -160,6 +160,7 @@ class Host:
         except NonFiniteError:
             if self._config.participation.nonfinite == "stop":
                 raise
+            partial.refused += 1
             return Update(metrics={"skipped": 1.0})
         return update
 

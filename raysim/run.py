@@ -133,7 +133,8 @@ def execute(
             folder = resume_from[0].resolve()
         console.print(
             f"{config.method.label} on {dataset.name}: {config.data.clients} clients, "
-            f"{executor.description}, ready in {time.perf_counter() - started:.1f} s"
+            f"{executor.description}, ready in {time.perf_counter() - started:.1f} s",
+            soft_wrap=True,
         )
         checkpoint = resume_from[1] if resume_from else None
         summary = _train(config, executor, folder, dataset, checkpoint, console)

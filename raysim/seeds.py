@@ -20,6 +20,8 @@ class Stream(enum.IntEnum):
     METHOD = 6
     PRIVATE_STEP = 7
     AUGMENT = 8
+    SLICED = 13
+    ADAPT = 16
 
 
 def _sequence(seed: int, stream: Stream, key: tuple[int, ...]) -> np.random.SeedSequence:

@@ -51,12 +51,12 @@ class Server:
             The method's figures after the phase.
 
         Raises:
-            RunError: no client of the cohort sent anything.
+            RunError: updates were refused and none is left.
         """
         total = Partial()
         for partial in partials:
             total.merge(partial)
-        if not total.sums and not total.gathered:
+        if total.refused and not total.sums and not total.gathered:
             raise RunError(
                 f"round {round_ + 1}, phase {phase!r}: every update of the cohort was refused for "
                 "NaN or infinity; lower local.lr or set local.max_grad_norm"

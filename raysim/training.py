@@ -111,6 +111,12 @@ def batch_order(num_examples: int, batch_size: int, rng: np.random.Generator) ->
     return batches
 
 
+def num_batches(num_examples: int, batch_size: int) -> int:
+    """Return how many batches `batch_order` deals."""
+    full, rest = divmod(num_examples, batch_size)
+    return full + (rest > 1 or (rest == 1 and full == 0))
+
+
 def fit(
     model: nn.Module,
     shard: ShardData,
