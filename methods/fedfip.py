@@ -51,7 +51,6 @@ from raysim.channels import (
     take,
     take_units,
 )
-from raysim.costs import count_costs
 from raysim.fisher import UnitRecorder, importance, set_gates
 from raysim.messages import Costs
 from raysim.method import (
@@ -66,7 +65,8 @@ from raysim.method import (
 )
 from raysim.models import ChannelModel
 from raysim.seeds import Stream, generator
-from raysim.tensors import Array, Arrays, load_arrays, named_state, prefixed, state_arrays, under
+from raysim.structures import Structure, filter_magnitudes, freeze, silenced
+from raysim.tensors import Array, Arrays, load_arrays, prefixed, under
 from raysim.training import fit, freeze_batchnorm
 
 Floats = NDArray[np.float64]
@@ -190,30 +190,33 @@ class FedFIP(Method):
 
     def _train(self, client: ClientView, groups: Groups, mask_C: Mask) -> Update:
         reactivated_C = self._reactivated(client, groups, mask_C)
-        dense = self._with_private(client, groups)
-        joint = self.reactivation == "joint"
-        final_C = mask_C | reactivated_C if joint else mask_C
-        self._load(client.model, dense, groups, final_C)
+        shared = self._structure(groups, mask_C)
+        whole = self._structure(groups, mask_C | reactivated_C)
+        trained = whole if self.reactivation == "joint" else shared
+        dense = self._with_private(client, groups, reactivated_C)
+        trained.load(client.model, dense)
         contrastive: list[float] = []
         result = fit(
             client.model,
             client.shard,
             client.local,
-            self._loss(client, groups, mask_C[final_C], contrastive),
+            self._loss(client, groups, trained.inside(mask_C), contrastive),
             key=(client.seed, client.round, client.client),
         )
-        dense = self._read(client.model, dense, groups, final_C)
-        if not joint and reactivated_C.any():
-            dense = self._train_private(client, dense, groups, mask_C, reactivated_C)
+        dense = trained.read(client.model, dense)
+        if self.reactivation == "private" and reactivated_C.any():
+            dense = self._train_private(client, dense, shared, whole)
         metrics = {"loss": result.loss, "reactivated": float(reactivated_C.sum())}
         if contrastive:
             metrics["contrastive"] = float(np.mean(contrastive))
         return Update(
-            sums=self._shared(client, dense, groups, mask_C, final_C)
-            | self._structure(client, mask_C),
+            sums=self._upload(client, dense, shared, trained) | self._vectors(client, mask_C),
             state=self._keep_private(client, dense, groups, mask_C, reactivated_C),
             metrics=metrics,
         )
+
+    def _structure(self, groups: Groups, mask_C: Mask) -> Structure:
+        return Structure(groups, mask_C, sliced=self.scope == "inner")
 
     def _reactivated(self, client: ClientView, groups: Groups, mask_C: Mask) -> Mask:
         importance_DC = client.state.get("importance")
@@ -235,8 +238,8 @@ class FedFIP(Method):
         device = client.shard.labels.device
         ids = [int(k) for k in np.flatnonzero(known_D)]
         prototype_KL = torch.tensor(client.message["prototypes"], dtype=torch.float32)[ids]
-        prototype_KL = prototype_KL[:, torch.from_numpy(client.message["mask"])].to(device)
-        shared = torch.from_numpy(shared_L).to(device)
+        prototype_KL = prototype_KL[:, torch.tensor(client.message["mask"])].to(device)
+        shared = torch.tensor(shared_L).to(device)
 
         def loss(batch: Batch) -> Tensor:
             with UnitRecorder(model, groups) as recorder:
@@ -262,13 +265,11 @@ class FedFIP(Method):
         return loss
 
     def _train_private(
-        self, client: ClientView, dense: Arrays, groups: Groups, mask_C: Mask, reactivated_C: Mask
+        self, client: ClientView, dense: Arrays, shared: Structure, whole: Structure
     ) -> Arrays:
         """Fit the private units around the client's trained, now frozen, shared units."""
-        final_C = mask_C | reactivated_C
-        self._load(client.model, dense, groups, final_C)
+        whole.load(client.model, dense)
         freeze_batchnorm(client.model)
-        restore = _freeze_shared(client.model, dense, groups, mask_C, final_C, self.scope)
         fit(
             client.model,
             client.shard,
@@ -278,21 +279,21 @@ class FedFIP(Method):
             stream=Stream.PRIVATE_STEP,
             lr=self.private_lr,
             epochs=1,
-            after_step=restore,
+            after_step=freeze(client.model, dense, shared, whole),
         )
-        return self._read(client.model, dense, groups, final_C)
+        return whole.read(client.model, dense)
 
-    def _shared(
-        self, client: ClientView, dense: Arrays, groups: Groups, mask_C: Mask, final_C: Mask
+    def _upload(
+        self, client: ClientView, dense: Arrays, shared: Structure, trained: Structure
     ) -> dict[str, Weighted]:
         n = client.num_examples
         if self.sa:
-            return weighted(prefixed("shared", take(dense, groups, mask_C)), n)
-        covered = _coverage(dense, groups, final_C)
-        trained = {entry: array * covered[entry] for entry, array in dense.items()}
-        return weighted(prefixed("trained", trained) | prefixed("covered", covered), n)
+            return weighted(prefixed("shared", take(dense, shared.groups, shared.mask_C)), n)
+        covered = trained.coverage(dense)
+        values = {entry: array * covered[entry] for entry, array in dense.items()}
+        return weighted(prefixed("trained", values) | prefixed("covered", covered), n)
 
-    def _structure(self, client: ClientView, mask_C: Mask) -> dict[str, Weighted]:
+    def _vectors(self, client: ClientView, mask_C: Mask) -> dict[str, Weighted]:
         measured = self.forms_mask(client.round) and "importance" in client.state
         if not self.regularises or not measured:
             return {}
@@ -310,24 +311,30 @@ class FedFIP(Method):
         if not self.dsfp or self.reactivation == "off":
             return False
         groups, mask_C = client.model.channel_groups(self.scope), client.message["mask"]
-        final_C = mask_C | self._reactivated(client, groups, mask_C)
-        self._load(client.model, self._with_private(client, groups), groups, final_C)
+        reactivated_C = self._reactivated(client, groups, mask_C)
+        dense = self._with_private(client, groups, reactivated_C)
+        self._structure(groups, mask_C | reactivated_C).load(client.model, dense)
         return True
 
     # The client's private units --------------------------------------------------------------
 
-    def _with_private(self, client: ClientView, groups: Groups) -> Arrays:
-        """Return the received dense model with the client's private units put back."""
-        if "private_units" not in client.state:
-            return client.weights
-        units = client.state["private_units"]
-        units = units[~client.message["mask"][units]]  # a unit that became shared is the server's
-        return put_units(client.weights, self._stored(client, groups, units), groups, units)
+    def _with_private(self, client: ClientView, groups: Groups, reactivated_C: Mask) -> Arrays:
+        """Return the received dense model with the client's private units put back.
 
-    def _stored(self, client: ClientView, groups: Groups, units: Array) -> Arrays:
-        own = client.state["private_units"]
-        whole = put_units(client.weights, under("private", client.state), groups, own)
-        return take_units(whole, groups, units)
+        In the private step a unit without a copy starts silent, its consumers' columns zero:
+        what it once computed for the shared units no longer fits them.
+        """
+        mask_C = client.message["mask"]
+        own = client.state.get("private_units", np.zeros(0, np.int64))
+        new_C = reactivated_C.copy()
+        new_C[own] = False
+        dense = client.weights
+        if self.reactivation == "private" and new_C.any():
+            dense = silenced(dense, groups, np.flatnonzero(new_C))
+        if own.size:  # a unit that has become shared since is the server's
+            dense = put_units(dense, under("private", client.state), groups, own)
+            dense = put(dense, take(client.weights, groups, mask_C), groups, mask_C)
+        return dense
 
     def _keep_private(
         self, client: ClientView, dense: Arrays, groups: Groups, mask_C: Mask, reactivated_C: Mask
@@ -339,23 +346,6 @@ class FedFIP(Method):
         if "importance" in client.state:
             state["importance"] = client.state["importance"]
         return state
-
-    # Masked and sliced structures ------------------------------------------------------------
-
-    def _load(self, model: ChannelModel, dense: Arrays, groups: Groups, mask_C: Mask) -> None:
-        """Load the units of a mask: sliced where units own columns too, else masked."""
-        if self.scope == "inner":
-            load_arrays(model, take(dense, groups, mask_C))
-        else:
-            load_arrays(model, dense)
-            set_gates(model, groups, mask_C)
-
-    def _read(self, model: ChannelModel, dense: Arrays, groups: Groups, mask_C: Mask) -> Arrays:
-        """Return the dense arrays with the units of the mask as the model has them now."""
-        trained = state_arrays(model)
-        if self.scope == "all":  # decay and momentum move masked units: take only the others
-            trained = take(trained, groups, mask_C)
-        return put(dense, trained, groups, mask_C)
 
     # Server ----------------------------------------------------------------------------------
 
@@ -395,7 +385,7 @@ class FedFIP(Method):
         score_C = self._scores(server, groups, importance_C)
         if self.ranking == "layer_mean":
             score_C = layer_mean_scores(score_C, groups)
-        mask_C = select_units(score_C, groups, self.keep_ratio, self.min_keep)
+        mask_C = select_units(score_C, groups, self.keep_ratio, max(self.min_keep, 1e-9))
         prototype_DC, known_D = project(server.memory["prototypes"], mask_C)
         churn = float((mask_C & ~old_C).sum()) / float(mask_C.sum())
         return {
@@ -410,10 +400,7 @@ class FedFIP(Method):
             return importance_C
         if self.mask == "random":
             return generator(server.seed, Stream.MASK).random(len(importance_C))
-        filters = [server.weights[f"{group.producer}.weight"] for group in groups]
-        return np.concatenate(
-            [np.abs(w).reshape(len(w), -1).mean(1, dtype=np.float64) for w in filters]
-        )
+        return filter_magnitudes(server.weights, groups)
 
     def _average(self, old: Arrays, partial: Partial, groups: Groups, mask_C: Mask) -> Arrays:
         if self.sa:
@@ -445,7 +432,8 @@ class FedFIP(Method):
 
     def load_global(self, model: ChannelModel, weights: Arrays, message: Arrays) -> None:
         """Load the units of the global mask."""
-        self._load(model, weights, model.channel_groups(self.scope), message["mask"])
+        groups = model.channel_groups(self.scope)
+        self._structure(groups, message["mask"]).load(model, weights)
 
     def bytes_down(self, server: ServerView, message: Arrays) -> int:
         """Count the shared slice once a round, the mask's bits and the prototypes."""
@@ -463,22 +451,8 @@ class FedFIP(Method):
 
     def costs(self, server: ServerView, image_size: int) -> Costs:
         """Count parameters and multiply-adds by the mask's filters, and of the sliced model."""
-        groups, mask_C = server.model.channel_groups(self.scope), server.memory["mask"]
-        load_arrays(server.model, server.weights)
-        shapes = {n: tuple(p.shape) for n, p in server.model.named_parameters()}
-        dense, flops = count_costs(server.model, image_size)
-        for group, mask_L in zip(groups, per_group(groups, mask_C), strict=True):
-            rows, size = int(mask_L.sum()), shapes[f"{group.producer}.weight"]
-            dense -= (len(mask_L) - rows) * (int(np.prod(size[1:])) + 2)
-            flops[group.producer] = flops[group.producer] * rows // len(mask_L)
-        self.load_global(server.model, server.weights, {"mask": mask_C})
-        sliced, flops_sliced = count_costs(server.model, image_size)
-        return Costs(
-            params=dense,
-            params_sliced=sliced,
-            flops=sum(flops.values()),
-            flops_sliced=sum(flops_sliced.values()),
-        )
+        structure = self._structure(server.model.channel_groups(self.scope), server.memory["mask"])
+        return structure.costs(server.model, server.weights, image_size)
 
     def describe(self, server: ServerView) -> Mapping[str, float]:
         """Return kept units, in all and by layer, and the churn of the latest mask."""
@@ -538,38 +512,3 @@ def contrastive_loss(
     cosine_NK = functional.cosine_similarity(vector_NL[:, None], prototype_KL[None], dim=2)
     target = torch.tensor(own, device=vector_NL.device)
     return functional.cross_entropy(cosine_NK / temperature, target, reduction="sum")
-
-
-def _coverage(dense: Arrays, groups: Groups, mask_C: Mask) -> Arrays:
-    """Return 1 where a scalar belongs to the mask's structure, else 0."""
-    zeros = {entry: np.zeros_like(array) for entry, array in dense.items()}
-    ones = {entry: np.ones_like(array) for entry, array in take(dense, groups, mask_C).items()}
-    return put(zeros, ones, groups, mask_C)
-
-
-def _freeze_shared(
-    model: ChannelModel, dense: Arrays, groups: Groups, mask_C: Mask, final_C: Mask, scope: str
-) -> Callable[[], None]:
-    """Freeze what shared units own; returns what must run after each optimiser step."""
-    shared = _coverage(dense, groups, mask_C)
-    if scope == "inner":
-        shared = take(shared, groups, final_C)
-    partly = []
-    for entry, parameter in named_state(model).items():
-        frozen = torch.from_numpy(shared[entry] > 0).to(parameter.device)
-        if bool(frozen.all()):
-            _parameter(model, entry).requires_grad_(False)
-        else:
-            partly.append((parameter, frozen, parameter.clone()))
-
-    def restore() -> None:
-        for parameter, frozen, value in partly:
-            parameter.copy_(torch.where(frozen, value, parameter))
-
-    return restore
-
-
-def _parameter(model: ChannelModel, entry: str) -> Tensor:
-    path, _, leaf = entry.rpartition(".")
-    tensor: Tensor = getattr(model.get_submodule(path), leaf)
-    return tensor

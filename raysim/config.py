@@ -334,7 +334,9 @@ def _explain(cls: type[Settings], problem: Any) -> tuple[str, str]:
     parts = [str(p) for p in problem["loc"] if p not in _PARTITIONS and not _is_branch(p)]
     key = ".".join(parts)
     if problem["type"] == "extra_forbidden":
-        return key, f"unknown key{did_you_mean(str(leaf), _field_names(section))}"
+        known = _field_names(section)
+        twice = str(leaf) in known  # an alias beside the name that it stands for
+        return key, "given twice" if twice else f"unknown key{did_you_mean(str(leaf), known)}"
     if problem["type"] == "union_tag_invalid":
         kind = problem["ctx"]["tag"]
         return f"{key}.kind", f"no partition {kind!r}{did_you_mean(str(kind), _PARTITIONS)}"

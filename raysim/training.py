@@ -113,8 +113,9 @@ def batch_order(num_examples: int, batch_size: int, rng: np.random.Generator) ->
 
 def num_batches(num_examples: int, batch_size: int) -> int:
     """Return how many batches `batch_order` deals."""
-    full, rest = divmod(num_examples, batch_size)
-    return full + (rest > 1 or (rest == 1 and full == 0))
+    dealt = -(-num_examples // batch_size)
+    last = num_examples - (dealt - 1) * batch_size
+    return dealt - 1 if dealt > 1 and last == 1 else dealt
 
 
 def fit(

@@ -118,6 +118,12 @@ def parts(model: nn.Module) -> Iterator[Decomposed]:
             yield module
 
 
+def normalise_by_batch(model: nn.Module, on: bool) -> None:
+    """Let BN_DSE use the batch's statistics in eval mode, or its running ones."""
+    for part in parts(model):
+        part.by_batch = on
+
+
 def roles(model: nn.Module) -> dict[str, Role]:
     """Return what each entry of the model's state is, by module type and path.
 

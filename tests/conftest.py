@@ -1,0 +1,36 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[str]:
+    """One Ray with three CPUs for all tests; yields its address."""
+    import ray
+
+    from cluster import session
+
+    before = dict(os.environ)
+    here = str(Path(__file__).parent.parent)  # workers import test methods from here
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [before.get("PYTHONPATH")])])
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", session._TOKEN)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local",
+        num_cpus=3,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _node_ip_address="127.0.0.1",
+    )
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+    session._restore(before)
+    os.environ.pop("PYTHONPATH", None)
+    os.environ.update(before)

@@ -1,0 +1,187 @@
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from methods import METHODS
+from raysim.config import RunConfig, changed_keys, load_config, preset_names, preset_text
+from raysim.errors import ConfigError
+
+
+def load(*overrides: str, text: str = "") -> RunConfig:
+    return load_config(METHODS, text=text, overrides=overrides)
+
+
+def refusal(*overrides: str, text: str = "") -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(*overrides, text=text)
+    return str(caught.value)
+
+
+def test_defaults_are_the_main_job() -> None:
+    config = load()
+    assert config.method.name == "fedfip"
+    assert (config.seed, config.rounds) == (0, 20)
+    assert (config.data.name, config.data.clients, config.data.image_size) == ("digits_mini", 20, 32)
+    assert config.data.partition.kind == "domain_dirichlet"
+    assert (config.model.name, config.model.width) == ("resnet10", 16)
+    assert (config.execution.backend, config.execution.hosts) == ("ray", "auto")
+    assert (config.output.checkpoint_every, config.output.keep_checkpoints) == (5, 2)
+
+
+def test_sections_of_the_contract() -> None:
+    sections = "seed rounds method data model local participation evaluation execution output"
+    assert list(load().resolved()) == sections.split()
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("rounds=3", "rounds", 3),
+        ("method=fedavg", "method.name", "fedavg"),
+        ("method.name=fedavg", "method.name", "fedavg"),
+        ("method.rho=0.25", "method.keep_ratio", 0.25),
+        ("method.keep_ratio=0.25", "method.keep_ratio", 0.25),
+        ("method.phi=2", "method.reactivation_threshold", 2.0),
+        ("method.mu=0.4", "method.prototype_momentum", 0.4),
+        ("method.lambda=0.005", "method.contrastive_weight", 0.005),
+        ("local.lr=1e-3", "local.lr", 0.001),
+        ("local.weight_decay=1e-5", "local.weight_decay", 1e-5),
+        ("data.partition.alpha=5", "data.partition.alpha", 5.0),
+        ("data.partition=iid", "data.partition.kind", "iid"),
+        ("data.partition.kind=domains_per_client", "data.partition.domains", 2),
+        ("model=cnn", "model.name", "cnn"),
+        ("execution.hosts=3", "execution.hosts", 3),
+        ("execution.hosts=auto", "execution.hosts", "auto"),
+        ("execution.gpus_per_host=0.25", "execution.gpus_per_host", 0.25),
+        ("data.root=null", "data.root", None),
+    ],
+)
+def test_overrides(override: str, path: str, value: Any) -> None:
+    node: Any = load(override).resolved()
+    for part in path.split("."):
+        node = node[part]
+    assert node == value
+
+
+def test_overrides_win_over_the_text_and_later_over_earlier() -> None:
+    config = load("rounds=4", "rounds=5", text="rounds: 3\nlocal: {lr: 0.1}\n")
+    assert (config.rounds, config.local.lr) == (5, 0.1)
+
+
+def test_another_method_drops_the_old_ones_keys() -> None:
+    text = "method: {name: fedfip, keep_ratio: 0.3}"
+    assert load("method=fedavg", text=text).method.name == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("loca.lr=1", ("loca", "'local'")),
+        ("local.learning_rate=1", ("local.learning_rate", "unknown key")),
+        ("local.momentun=0.5", ("local.momentun", "'momentum'")),
+        ("method.keep_ration=0.5", ("method.keep_ration", "'keep_ratio'")),
+        ("method=fedfib", ("fedfib", "'fedfip'")),
+        ("model=resnet11", ("model.name", "resnet10")),
+        ("data.partition.kind=dirichlet", ("data.partition", "domain_dirichlet")),
+        ("data.partition.alpa=1", ("data.partition.alpa", "'alpha'")),
+        ("execution.host=2", ("execution.host", "'hosts'")),
+        ("execution.backend=dask", ("execution.backend", "inprocess")),
+        ("method.rho=0", ("method.rho", "(0", "1]", "0")),
+        ("method.keep_ratio=1.5", ("method.keep_ratio", "(0", "1]", "1.5")),
+        ("participation.fraction=2", ("participation.fraction", "(0", "1]", "2")),
+        ("local.momentum=1", ("local.momentum", "[0", "1)")),
+        ("local.lr=nan", ("local.lr",)),
+        ("seed=-1", ("seed", "[0")),
+        ("rounds=0", ("rounds",)),
+        ("rounds=2.5", ("rounds", "2.5")),
+        ("rounds=many", ("rounds", "many")),
+        ("local.batch_size=0", ("local.batch_size",)),
+        ("execution.hosts=0", ("execution.hosts", "0")),
+        ("execution.hosts=some", ("execution.hosts", "some")),
+        ("method=[1]", ("method",)),
+        ("data=3", ("data",)),
+        ("rounds.x=3", ("rounds",)),
+        ("rounds", ("key=value",)),
+        ("=3", ("key=value",)),
+        (".lr=3", ("key=value",)),
+        ("rounds=[1", ("rounds", "YAML")),
+    ],
+)
+def test_refusals_name_key_and_remedy(override: str, words: tuple[str, ...]) -> None:
+    message = refusal(override)
+    for word in words:
+        assert word in message
+    assert "pydantic" not in message
+
+
+def test_a_name_beside_its_alias_is_given_twice() -> None:
+    message = refusal("method.keep_ratio=0.5", "method.rho=0.25")
+    assert "twice" in message
+    assert "did you mean" not in message
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    message = refusal("rounds=0", "local.lr=-1", "sed=1")
+    assert all(key in message for key in ("rounds", "local.lr", "sed"))
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "just words", "a: [1", "{"])
+def test_malformed_files_are_refused(text: str) -> None:
+    assert "the config" in refusal(text=text)
+
+
+def test_yaml_cannot_make_objects() -> None:
+    assert refusal(text="seed: !!python/object/apply:os.getpid []")
+
+
+@pytest.mark.parametrize("preset", ["", *preset_names()])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_resolved_config_gives_itself_again(preset: str, method: str) -> None:
+    text = preset_text(preset) if preset else ""
+    config = load(f"method={method}", text=text)
+    again = load(text=yaml.safe_dump(config.resolved(), sort_keys=False))
+    assert again == config
+    assert again.experiment_hash() == config.experiment_hash()
+
+
+def test_unknown_presets_name_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="'literal'"):
+        preset_text("literall")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["execution.backend=inprocess", "execution.hosts=3", "output.dir=/x", "execution.address=a:1"],
+)
+def test_execution_and_output_are_no_part_of_the_experiment(override: str) -> None:
+    assert load(override).experiment_hash() == load().experiment_hash()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("seed=1", "rounds=21", "method.rho=0.4", "data.clients=21", "local.threads=2"),
+        *("evaluation.every=2", "model.width=8", "participation.fraction=0.5"),
+    ],
+)
+def test_everything_else_is(override: str) -> None:
+    assert load(override).experiment_hash() != load().experiment_hash()
+
+
+def test_changed_keys_are_dotted_and_sorted() -> None:
+    old, new = load().experiment(), load("seed=1", "local.lr=0.5", "data.partition=iid").experiment()
+    keys = changed_keys(old, new)
+    assert keys == sorted(keys)
+    assert {"seed", "local.lr", "data.partition.kind", "data.partition.alpha"} <= set(keys)
+    assert changed_keys(old, old) == []
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_no_override_ends_in_anything_but_a_config_error(key: str, value: str) -> None:
+    try:
+        load(f"{key}={value}", f"local.{key}={value}")
+    except ConfigError as error:
+        assert str(error)

@@ -1,0 +1,189 @@
+"""Runs of about a second, and the methods that tests need; Ray's workers can import this file."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from methods import METHODS
+from methods.fedavg import FedAvg
+from methods.fedfip import FedFIP
+from raysim.checkpoint import Checkpoint
+from raysim.config import RunConfig, build_config
+from raysim.data.datasets import Dataset, open_dataset
+from raysim.data.partition import Partition, make_partition
+from raysim.executor import Executor, InProcessExecutor
+from raysim.federation import Federation
+from raysim.messages import JsonDict, Snapshot, Update
+from raysim.method import ClientView, Method
+
+TRAIN_ROWS, TEST_ROWS, TEST_SIZE = 48, 12, 100
+"""Examples of a client that toy runs use, and test examples of a domain."""
+TOY: dict[str, Any] = {
+    "rounds": 2,
+    "method": {"name": "fedavg"},
+    "data": {"clients": 10, "image_size": 16},
+    "model": {"name": "cnn", "width": 4},
+    "local": {"batch_size": 16},
+    "participation": {"fraction": 0.4},
+    "evaluation": {"every": 2},
+    "execution": {"backend": "inprocess"},
+    "output": {"tensorboard": False},
+}
+# What makes FedFIP show all it can within 3 rounds: masks that change, private units, prototypes.
+FEDFIP: dict[str, Any] = {
+    "name": "fedfip",
+    "warmup_rounds": 0,
+    "mask_every": 2,
+    "reactivation_threshold": 0.5,
+    "fisher_samples": 8,
+}
+
+
+@dataclass(frozen=True)
+class ToyRun:
+    """A finished run: its folder, summary and last snapshot."""
+
+    folder: Path
+    summary: JsonDict
+    snapshot: Snapshot
+
+    @property
+    def bits(self) -> tuple[bytes, str]:
+        """What has to be equal wherever and however a run was run."""
+        return (self.folder / "metrics.parquet").read_bytes(), self.summary["weights_sha256"]
+
+
+def toy_tree(**overrides: Any) -> dict[str, Any]:
+    """Return the toy config as a plain tree.
+
+    Args:
+        **overrides: whole values by key; `a__b` and `**{"a.b": ...}` reach into sections. A
+            section given as a dict is laid over the toy's, `method` replaces it.
+    """
+    tree = {key: dict(v) if isinstance(v, dict) else v for key, v in TOY.items()}
+    for key, value in overrides.items():
+        *path, leaf = key.replace("__", ".").split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        if leaf == "method":
+            value = {"name": value} if isinstance(value, str) else dict(value)
+        elif isinstance(value, dict) and isinstance(node.get(leaf), dict):
+            value = node[leaf] | value
+        node[leaf] = value
+    return tree
+
+
+def toy_config(**overrides: Any) -> RunConfig:
+    """Return the toy config; see `toy_tree` for the overrides."""
+    return build_config(toy_tree(**overrides), METHODS | TEST_METHODS)
+
+
+def dealt(config: RunConfig) -> tuple[Dataset, Partition]:
+    """Open a config's data, deal it to the clients, and leave each about `TRAIN_ROWS` of it."""
+    dataset = open_dataset(config.data.name, config.data.root, config.data.image_size)
+    whole = make_partition(dataset, config.data.partition, config.data.clients, config.seed)
+    shards = [
+        replace(s, train=_thinned(s.train, TRAIN_ROWS), test=_thinned(s.test, TEST_ROWS))
+        for s in whole.shards
+    ]
+    return dataset, replace(whole, shards=tuple(shards))
+
+
+def _thinned(rows: dict[int, NDArray[np.int64]], wanted: int) -> dict[int, NDArray[np.int64]]:
+    """Keep every k-th row of each domain, so that about `wanted` are left and no domain is lost."""
+    step = max(1, sum(map(len, rows.values())) // wanted)
+    return {domain: index[::step] for domain, index in rows.items()}
+
+
+def federation(config: RunConfig, executor: Executor, folder: Path, **more: Any) -> Federation:
+    """Return the round loop of a config in a folder that is made if need be."""
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    domains = open_dataset(config.data.name, None, config.data.image_size).domains
+    sizes = [TEST_SIZE] * len(domains)
+    return Federation(config, executor, folder, domains=domains, test_sizes=sizes, **more)
+
+
+def run_toy(
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: Checkpoint | None = None,
+    executor: Executor | None = None,
+) -> ToyRun:
+    """Run a config to its end, by default in this process.
+
+    Args:
+        config: the run.
+        folder: its run directory.
+        resume: where to go on from.
+        executor: closed at the end.
+    """
+    dataset, partition = dealt(config)
+    executor = executor or InProcessExecutor(config, partition, dataset)
+    try:
+        loop = federation(config, executor, folder)
+        if resume is not None:
+            loop.resume(resume)
+        return ToyRun(folder, loop.run(), executor.snapshot())
+    finally:
+        executor.close()
+
+
+def dawdle(client: ClientView) -> None:
+    """Wait for up to 60 ms, differently in every process and call."""
+    time.sleep(float(np.random.default_rng().random()) * 0.06)
+
+
+class LateFedAvg(FedAvg):
+    """FedAvg whose clients finish in any order."""
+
+    name: Literal["late_fedavg"] = "late_fedavg"  # type: ignore[assignment]
+
+    def client_step(self, client: ClientView) -> Update:
+        dawdle(client)
+        return super().client_step(client)
+
+
+class LateFedFIP(FedFIP):
+    """FedFIP whose clients finish in any order."""
+
+    name: Literal["late_fedfip"] = "late_fedfip"  # type: ignore[assignment]
+
+    def client_step(self, client: ClientView) -> Update:
+        dawdle(client)
+        return super().client_step(client)
+
+
+class FailingFedAvg(FedAvg):
+    """FedAvg whose client `culprit` raises in round `when` (0-based)."""
+
+    name: Literal["failing_fedavg"] = "failing_fedavg"  # type: ignore[assignment]
+    culprit: int = 0
+    when: int = 1
+
+    def client_step(self, client: ClientView) -> Update:
+        if (client.client, client.round) == (self.culprit, self.when):
+            raise ValueError("a cable was pulled")
+        return super().client_step(client)
+
+
+class PrivateHead(Method):
+    """Keeps the head on the client: the smallest method with private state."""
+
+    name: Literal["private_head"] = "private_head"
+
+    def is_private(self, entry: str, model: Any) -> bool:
+        return entry.startswith("head.")
+
+
+TEST_METHODS: dict[str, type[Method]] = {
+    "late_fedavg": LateFedAvg,
+    "late_fedfip": LateFedFIP,
+    "failing_fedavg": FailingFedAvg,
+    "private_head": PrivateHead,
+}
