@@ -54,6 +54,8 @@ class DapperFL(Averaging):
 
     title: ClassVar[str] = "DapperFL"
     paper: ClassVar[str] = "Jia et al., NeurIPS 2024"
+    shared: ClassVar[str] = "recovered slices"
+    private: ClassVar[str] = "its channel mask"
 
     name: Literal["dapperfl"] = "dapperfl"
     removal_ratios: Annotated[

@@ -36,6 +36,8 @@ class Ditto(Averaging):
 
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al., ICML 2021"
+    shared: ClassVar[str] = "the whole model"
+    private: ClassVar[str] = "a personal model"
 
     name: Literal["ditto"] = "ditto"
     personal_weight: Annotated[

@@ -79,6 +79,8 @@ class FDSE(Method):
 
     title: ClassVar[str] = "FDSE"
     paper: ClassVar[str] = "Wang et al., CVPR 2025"
+    shared: ClassVar[str] = "extractor, eraser, head"
+    private: ClassVar[str] = "eraser statistics"
 
     name: Literal["fdse"] = "fdse"
     groups: Annotated[PositiveInt, _alias("groups", "G")] = 2

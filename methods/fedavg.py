@@ -13,5 +13,7 @@ class FedAvg(Averaging):
 
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    shared: ClassVar[str] = "the whole model"
+    private: ClassVar[str] = "nothing"
 
     name: Literal["fedavg"] = "fedavg"

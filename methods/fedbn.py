@@ -47,6 +47,8 @@ class FedBN(Method):
 
     title: ClassVar[str] = "FedBN"
     paper: ClassVar[str] = "Li et al., ICLR 2021"
+    shared: ClassVar[str] = "all but normalisation"
+    private: ClassVar[str] = "normalisation layers"
 
     name: Literal["fedbn"] = "fedbn"
     require_norm: bool = True

@@ -37,6 +37,8 @@ class FedDyn(Averaging):
 
     title: ClassVar[str] = "FedDyn"
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
+    shared: ClassVar[str] = "the whole model"
+    private: ClassVar[str] = "its dual variable"
 
     name: Literal["feddyn"] = "feddyn"
     alpha: Annotated[float, Field(ge=0)] = 0.01

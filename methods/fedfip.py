@@ -81,6 +81,8 @@ class FedFIP(Method):
 
     title: ClassVar[str] = "FedFIP"
     paper: ClassVar[str] = "Lin et al., CVPR 2026"
+    shared: ClassVar[str] = "kept channels, importances"
+    private: ClassVar[str] = "reactivated channels"
     phases: ClassVar[tuple[str, ...]] = ("importance", "fit")
 
     name: Literal["fedfip"] = "fedfip"

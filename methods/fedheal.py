@@ -49,6 +49,8 @@ class FedHEAL(Averaging):
 
     title: ClassVar[str] = "FedHEAL"
     paper: ClassVar[str] = "Chen et al., CVPR 2024"
+    shared: ClassVar[str] = "model, sign masks"
+    private: ClassVar[str] = "history of signs"
     phases: ClassVar[tuple[str, ...]] = ("fit", "share")
 
     name: Literal["fedheal"] = "fedheal"

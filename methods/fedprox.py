@@ -27,6 +27,8 @@ class FedProx(Averaging):
 
     title: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
+    shared: ClassVar[str] = "the whole model"
+    private: ClassVar[str] = "nothing"
 
     name: Literal["fedprox"] = "fedprox"
     proximal_weight: Annotated[

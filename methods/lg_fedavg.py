@@ -24,6 +24,8 @@ class LGFedAvg(Method):
 
     title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = "Liang et al., arXiv 2001.01523"
+    shared: ClassVar[str] = "the head"
+    private: ClassVar[str] = "all before the head"
 
     name: Literal["lg_fedavg"] = "lg_fedavg"
 

@@ -20,6 +20,8 @@ class Local(Method):
 
     title: ClassVar[str] = "Local"
     paper: ClassVar[str] = ""
+    shared: ClassVar[str] = "nothing"
+    private: ClassVar[str] = "the whole model"
 
     name: Literal["local"] = "local"
 

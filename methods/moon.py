@@ -42,6 +42,8 @@ class MOON(Averaging):
 
     title: ClassVar[str] = "MOON"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
+    shared: ClassVar[str] = "the whole model"
+    private: ClassVar[str] = "its last model"
 
     name: Literal["moon"] = "moon"
     contrastive_weight: Annotated[

@@ -47,6 +47,8 @@ class Scaffold(Averaging):
 
     title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    shared: ClassVar[str] = "model, control variate"
+    private: ClassVar[str] = "its control variate"
 
     name: Literal["scaffold"] = "scaffold"
     server_lr: Annotated[float, Field(gt=0, validation_alias=AliasChoices("server_lr", "eta"))] = (

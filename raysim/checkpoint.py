@@ -121,7 +121,7 @@ def latest_checkpoint(folder: Path) -> Checkpoint:
 
 def discard_after(folder: Path, checkpoint: Checkpoint) -> list[str]:
     """Remove folders that a resume from this checkpoint leaves behind it: damaged later ones."""
-    later = [p for p in _round_folders(folder) if p.name > checkpoint.path.name]
+    later = [p for p in _round_folders(folder) if _age(p) > _age(checkpoint.path)]
     for path in later:
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in later]
@@ -149,7 +149,11 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _round_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("round_*") if path.is_dir())
+    return sorted((path for path in folder.glob("round_*") if path.is_dir()), key=_age)
+
+
+def _age(path: Path) -> tuple[int, str]:
+    return len(path.name), path.name  # round_100000 comes after round_99999
 
 
 def _sha256(path: Path) -> str:

@@ -32,9 +32,11 @@ def resume(
 
 
 @app.command()
-def methods() -> None:
-    """List the methods, their papers and hyperparameters."""
-    raise typer.Exit(guarded(_methods))
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Tell all about this method.")] = None,
+) -> None:
+    """List the methods and what they send, or tell all about one."""
+    raise typer.Exit(guarded(lambda: _methods(name)))
 
 
 @app.command()
@@ -62,22 +64,56 @@ def data_inspect(
     raise typer.Exit(guarded(lambda: _inspect(name, root, out, size)))
 
 
-def _methods() -> None:
+def _methods(name: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from methods import METHODS
+    from raysim.catalog import measure_traffic
 
     console = Console(highlight=False)
-    for name, method in METHODS.items():
-        console.print(f"[bold]{name}[/bold]  {method.title}, {method.paper}")
-        table = Table(box=None, padding=(0, 1), show_header=False)
-        for key, field in method.model_fields.items():
-            if key != "name":
-                aliases = getattr(field.validation_alias, "choices", [])
-                names = "\n".join([key, *(f"  {a}" for a in aliases if a != key)])
-                table.add_row("", names, str(field.default), field.description or "")
-        console.print(table)
+    if name is not None:
+        _method(name)
+        return
+    traffic = measure_traffic(METHODS)
+    table = Table("method", "shared", "private", box=None, padding=(0, 1))
+    for column in ("up", "down"):
+        table.add_column(f"{column} MB", justify="right", no_wrap=True)
+    for key, method in METHODS.items():
+        sent = (traffic[key].up / 1e6, traffic[key].down / 1e6)
+        title = f"[bold]{key}[/bold]\n{method.paper}"
+        table.add_row(title, method.shared, method.private, *(f"{mb:.3f}" for mb in sent))
+    console.print(table)
+    console.print(
+        "MB: what one client sends and receives in a round with all phases, default model.\n"
+        "`raysim methods NAME` tells equations, hyperparameters and where defaults come from."
+    )
+
+
+def _method(name: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from methods import METHODS
+    from raysim.catalog import description, hyperparameters, measure_traffic
+    from raysim.errors import ConfigError
+    from raysim.plugins import find_method
+    from raysim.settings import did_you_mean
+
+    method = METHODS.get(name) or find_method(name)
+    if method is None:
+        raise ConfigError(f"no method {name!r}{did_you_mean(name, METHODS)}")
+    console = Console(highlight=False, markup=False)
+    console.print(description(method), soft_wrap=True)
+    sent = measure_traffic({name: method})[name]
+    console.print(
+        f"\nbytes a client and round, default model: {sent.up:,} up, {sent.down:,} down\n"
+    )
+    table = Table("hyperparameter", "default", "", box=None, padding=(0, 1))
+    for item in hyperparameters(method):
+        symbols = "".join(f"\n  {symbol}" for symbol in item.symbols)
+        table.add_row(f"method.{item.name}{symbols}", str(item.default), item.description)
+    console.print(table)
 
 
 def _presets(name: str | None) -> None:

@@ -106,10 +106,20 @@ class Method(Named):
     """A federated method; see the module docstring for what hooks may do.
 
     A subclass's fields are its hyperparameters.
+
+    Attributes:
+        title: the method's name as papers write it.
+        paper: authors, venue, year.
+        shared: what crosses the wire, in a few words.
+        private: what a client keeps, in a few words.
+        phases: the phases of a round, in order.
+        source: text, file and class if the class comes from a user's file.
     """
 
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = ""
+    shared: ClassVar[str] = ""
+    private: ClassVar[str] = ""
     phases: ClassVar[tuple[str, ...]] = ("fit",)
 
     source: ClassVar[tuple[str, str, str] | None] = None

@@ -1,0 +1,83 @@
+"""What the methods are, in words and in measured bytes."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from raysim.config import MethodTable, RunConfig, build_config
+from raysim.data.datasets import Dataset, open_dataset
+from raysim.data.partition import Shard, make_partition
+from raysim.method import Method
+from raysim.skeleton import method_of
+
+_CLIENTS = 400  # tiny shards: a step takes moments, and bytes do not depend on their size
+_ROUNDS_TRIED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that one client sends and receives in a round with all phases."""
+
+    up: int
+    down: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameter:
+    """A field of a method, its symbols in papers, its default and its description."""
+
+    name: str
+    symbols: tuple[str, ...]
+    default: object
+    description: str
+
+
+def hyperparameters(method: type[Method]) -> list[Hyperparameter]:
+    """Return a method's hyperparameters in the order of its fields."""
+    found = []
+    for name, field in method.model_fields.items():
+        if name != "name":
+            aliases = [str(a) for a in getattr(field.validation_alias, "choices", []) if a != name]
+            text = " ".join((field.description or "").split())
+            found.append(Hyperparameter(name, tuple(aliases), field.default, text))
+    return found
+
+
+def description(method: type[Method]) -> str:
+    """Return the docstring of the method's module: paper, objective, table of symbols."""
+    module = inspect.getmodule(method)
+    return inspect.cleandoc((module and module.__doc__) or method.__doc__ or "")
+
+
+def measure_traffic(methods: MethodTable) -> Mapping[str, Traffic]:
+    """Run one client of each method for one round of the default model, and count.
+
+    Args:
+        methods: method classes by name.
+    """
+    first = build_config({"method": next(iter(methods)), "data": {"clients": _CLIENTS}}, methods)
+    dataset = open_dataset(first.data.name)
+    partition = make_partition(dataset, first.data.partition, _CLIENTS, first.seed)
+    traffic = {}
+    for name in methods:
+        config = build_config({"method": name, "data": {"clients": _CLIENTS}}, methods)
+        traffic[name] = _one_round(config, dataset, partition.shards[0])
+    return traffic
+
+
+def _one_round(config: RunConfig, dataset: Dataset, shard: Shard) -> Traffic:
+    from raysim.host import Host
+    from raysim.server import Server
+
+    method = method_of(config)
+    round_ = max(range(_ROUNDS_TRIED), key=lambda r: (len(method.active_phases(r)), -r))
+    server = Server(config, len(dataset.classes), len(dataset.domains))
+    host = Host(config, {0: shard})
+    up = down = 0
+    for phase in method.active_phases(round_):
+        message, received = server.broadcast(round_, phase)
+        partial, reports = host.run_phase(round_, phase, [0], server.weights(), message)
+        server.aggregate(round_, phase, [partial])
+        up += sum(report.bytes_up for report in reports)
+        down += received
+    return Traffic(up, down)
