@@ -15,7 +15,7 @@ from cluster.session import session
 from raysim.config import RunConfig
 from raysim.data.datasets import Dataset
 from raysim.data.partition import Partition
-from raysim.errors import ClusterError, RunError
+from raysim.errors import ClusterError, RunError, UserError
 from raysim.executor import PhaseReport
 from raysim.messages import Costs, EvalSum, EvalUnit, Snapshot
 from raysim.tensors import Arrays
@@ -181,6 +181,8 @@ def _named_errors(where: str) -> Iterator[None]:
         yield
     except RayTaskError as error:
         cause = error.cause
+        if isinstance(cause, UserError):
+            raise cause from None
         text = str(cause) if isinstance(cause, RunError) else f"{where}: {error}"
         raise RunError(text) from None
     except RayActorError as error:

@@ -195,8 +195,8 @@ class FedFIP(Method):
         shared = self._structure(groups, mask_C)
         whole = self._structure(groups, mask_C | reactivated_C)
         trained = whole if self.reactivation == "joint" else shared
-        dense = self._with_private(client, groups, reactivated_C)
-        trained.load(client.model, dense)
+        received = self._with_private(client, groups, reactivated_C)
+        trained.load(client.model, received)
         contrastive: list[float] = []
         result = fit(
             client.model,
@@ -205,15 +205,15 @@ class FedFIP(Method):
             self._loss(client, groups, trained.inside(mask_C), contrastive),
             key=(client.seed, client.round, client.client),
         )
-        dense = trained.read(client.model, dense)
+        dense = own = trained.read(client.model, received)
         if self.reactivation == "private" and reactivated_C.any():
-            dense = self._train_private(client, dense, shared, whole)
+            own = self._train_private(client, received, shared, whole)
         metrics = {"loss": result.loss, "reactivated": float(reactivated_C.sum())}
         if contrastive:
             metrics["contrastive"] = float(np.mean(contrastive))
         return Update(
             sums=self._upload(client, dense, shared, trained) | self._vectors(client, mask_C),
-            state=self._keep_private(client, dense, groups, mask_C, reactivated_C),
+            state=self._keep_private(client, own, groups, mask_C, reactivated_C),
             metrics=metrics,
         )
 
@@ -269,7 +269,10 @@ class FedFIP(Method):
     def _train_private(
         self, client: ClientView, dense: Arrays, shared: Structure, whole: Structure
     ) -> Arrays:
-        """Fit the private units around the client's trained, now frozen, shared units."""
+        """Fit the private units around the received shared units, which stay as they are.
+
+        Those, and not the client's trained ones, are what the personal model is made of.
+        """
         whole.load(client.model, dense)
         freeze_batchnorm(client.model)
         fit(

@@ -1,9 +1,12 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import torch
+
+from tests.toy import CLI, INPROCESS, only_run, run_command
 
 torch.set_num_threads(1)
 
@@ -34,3 +37,12 @@ def local_ray() -> Iterator[str]:
     session._restore(before)
     os.environ.pop("PYTHONPATH", None)
     os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
+    """An unbroken run of the command line: its directory, status and output."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = run_command(*CLI, INPROCESS, f"output.dir={folder}")
+    assert done.returncode == 0, done.stderr
+    return only_run(folder), done

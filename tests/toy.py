@@ -1,5 +1,9 @@
 """Runs of about a second, and the methods that tests need; Ray's workers can import this file."""
 
+import json
+import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,3 +191,52 @@ TEST_METHODS: dict[str, type[Method]] = {
     "failing_fedavg": FailingFedAvg,
     "private_head": PrivateHead,
 }
+
+
+# Real processes --------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parent.parent
+# Six rounds of FedFIP on all of the data: masks, private units and prototypes are at stake.
+CLI = [
+    *("rounds=6", "method.warmup_rounds=0", "method.mask_every=2", "method.phi=0.5"),
+    *("method.fisher_samples=8", "data.clients=40", "data.image_size=16", "model.name=cnn"),
+    *("model.width=4", "local.batch_size=16", "participation.fraction=0.1", "evaluation.every=2"),
+    *("output.tensorboard=false", "output.checkpoint_every=2", "output.keep_checkpoints=9"),
+]
+INPROCESS = "execution.backend=inprocess"
+
+
+def command(*words: str) -> list[str]:
+    """Return the command line of `python -m raysim.run`."""
+    return [sys.executable, "-m", "raysim.run", *words]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return this environment without what a Ray of the tests has put there."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return plain | {"PYTHONUNBUFFERED": "1", "COLUMNS": "200"} | more
+
+
+def run_command(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end."""
+    return subprocess.run(
+        command(*words),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(**more),
+        cwd=ROOT,
+        check=False,
+    )
+
+
+def only_run(folder: Path) -> Path:
+    """Return the one run directory in an output folder."""
+    (found,) = folder.iterdir()
+    return found
+
+
+def bits_of(run: Path) -> tuple[bytes, str]:
+    """Return metrics and weights of a finished run directory."""
+    summary = json.loads((run / "summary.json").read_text())
+    return (run / "metrics.parquet").read_bytes(), summary["weights_sha256"]

@@ -2,11 +2,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
 from methods.ditto import Ditto
 from raysim.host import Host
 from raysim.server import Server
-from raysim.tensors import digest, under
+from raysim.skeleton import build_skeleton
+from raysim.tensors import digest, state_arrays, under
+from raysim.training import Batch, ShardData, fit
 from tests.toy import ToyRun, dealt, run_toy, toy_config
 
 ALL = {"data__clients": 4, "participation__fraction": 1.0}
@@ -71,5 +75,29 @@ def test_absent_clients_keep_their_personal_model(tmp_path: Path) -> None:
 
 
 def test_defaults_and_aliases() -> None:
-    assert Ditto().personal_weight == 1.0
-    assert Ditto.model_validate({"lambda": 0.1}).personal_weight == 0.1
+    assert Ditto().personal_weight == 0.1
+    assert Ditto.model_validate({"lambda": 2}).personal_weight == 2
+
+
+def test_the_personal_step_is_sgd_on_the_printed_objective() -> None:
+    config = toy_config(method={"name": "ditto", "lambda": 0.7})
+    dataset, partition = dealt(config)
+    weights = Server(config, len(dataset.classes), len(dataset.domains)).weights()
+    host = Host(config, {1: partition.shards[1]})
+    for round_, received in enumerate((weights, {n: a + 0.01 for n, a in weights.items()})):
+        host.run_phase(round_, "fit", [1], received, {})
+        host.commit()
+    model = build_skeleton(config, len(dataset.classes), torch.device("cpu"))
+    shard = ShardData.load(dataset, partition.shards[1].train, "train", torch.device("cpu"))
+    for round_, received in enumerate((weights, {n: a + 0.01 for n, a in weights.items()})):
+        anchor = {n: torch.tensor(received[n]) for n, _ in model.named_parameters()}
+
+        def objective(batch: Batch, anchor: dict[str, torch.Tensor] = anchor) -> torch.Tensor:
+            task = functional.cross_entropy(model(batch.images), batch.labels)
+            pairs = [(p, anchor[n]) for n, p in model.named_parameters()]
+            return task + 0.7 / 2 * sum((p - a).square().sum() for p, a in pairs)
+
+        fit(model, shard, config.local, objective, key=(config.seed, round_, 1))
+    personal = under("personal", host.snapshot()[1])
+    for name, array in state_arrays(model).items():
+        np.testing.assert_allclose(personal[name], array, rtol=1e-4, atol=1e-5)

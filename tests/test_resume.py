@@ -1,0 +1,143 @@
+"""A run that was stopped, killed or damaged ends with the bits of an unbroken one."""
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from raysim.checkpoint import latest_checkpoint
+from raysim.errors import ResumeError
+from tests.toy import (
+    CLI,
+    FEDFIP,
+    INPROCESS,
+    ROOT,
+    bits_of,
+    command,
+    environment,
+    only_run,
+    run_command,
+    run_toy,
+    toy_config,
+)
+
+Finished = tuple[Path, CompletedProcess[str]]
+METHODS: list[dict[str, Any]] = [
+    {"name": "fedavg"},
+    {"name": "private_head"},
+    FEDFIP | {"keep_ratio": 0.4, "reactivation_cap": 0.3},
+]
+each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a run in a process and give it when its third round is done."""
+    with subprocess.Popen(
+        command(*CLI, INPROCESS, f"output.dir={folder}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("round 3/6"):
+                break
+        yield process
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_goes_on(
+    finished: Finished, tmp_path: Path, signum: int, status: int
+) -> None:
+    with running(tmp_path) as process:
+        process.send_signal(signum)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    folder = only_run(tmp_path)
+    assert f"python -m raysim.run --resume {folder}" in errors
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["rounds"] >= 3
+    assert latest_checkpoint(folder / "checkpoints").round == summary["rounds"]
+    resumed(folder, finished)
+
+
+def test_a_killed_run_goes_on(finished: Finished, tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    folder = only_run(tmp_path)
+    assert latest_checkpoint(folder / "checkpoints").round >= 2
+    resumed(folder, finished)
+
+
+def resumed(folder: Path, finished: Finished) -> None:
+    done = run_command("--resume", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert bits_of(folder) == bits_of(finished[0])
+
+
+def settings(method: dict[str, Any], rounds: int) -> dict[str, Any]:
+    output = {"checkpoint_every": 1, "keep_checkpoints": 9}
+    return {"method": method, "rounds": rounds, "output": output, "evaluation": {"every": 1}}
+
+
+@each_method
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_every_round_can_be_resumed_from(method: dict[str, Any], stop: int, tmp_path: Path) -> None:
+    config = toy_config(**settings(method, 4))
+    whole = run_toy(config, tmp_path / "whole")
+    part = tmp_path / "part"
+    shutil.copytree(whole.folder, part)
+    for later in range(stop + 1, 5):
+        shutil.rmtree(part / "checkpoints" / f"round_{later:05d}")
+    found = run_toy(config, part, resume=latest_checkpoint(part / "checkpoints"))
+    assert found.bits == whole.bits
+
+
+@each_method
+def test_a_longer_run_has_the_same_rounds_so_far(method: dict[str, Any], tmp_path: Path) -> None:
+    whole = run_toy(toy_config(**settings(method, 4)), tmp_path / "whole")
+    short = run_toy(toy_config(**settings(method, 2)), tmp_path / "short")
+    checkpoint = latest_checkpoint(short.folder / "checkpoints")
+    longer = run_toy(toy_config(**settings(method, 4)), short.folder, resume=checkpoint)
+    assert longer.bits == whole.bits
+
+
+@pytest.mark.parametrize("damage", ["half-written", "truncated", "flipped"])
+def test_a_damaged_checkpoint_is_passed_over(damage: str, tmp_path: Path) -> None:
+    config = toy_config(**settings(METHODS[1], 3))
+    run = run_toy(config, tmp_path)
+    folder = tmp_path / "checkpoints" / "round_00003"
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    if damage == "half-written":
+        (folder / "checkpoint.json").unlink()
+    elif damage == "truncated":
+        file.write_bytes(content[:-7])
+    else:
+        content[-3] ^= 16
+        file.write_bytes(content)
+    checkpoint = latest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint.round == 2
+    assert run_toy(config, tmp_path, resume=checkpoint).bits == run.bits
+    assert latest_checkpoint(tmp_path / "checkpoints").round == 3
+
+
+def test_with_every_checkpoint_damaged_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    run_toy(toy_config(**settings(METHODS[0], 2)), tmp_path)
+    for file in (tmp_path / "checkpoints").rglob("model.safetensors"):
+        file.write_bytes(b"")
+    with pytest.raises(ResumeError, match="damaged"):
+        latest_checkpoint(tmp_path / "checkpoints")

@@ -1,0 +1,107 @@
+"""Joining a cluster, or saying quickly and plainly why that is not possible."""
+
+import os
+import socket
+import time
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from cluster.executor import RayExecutor
+from cluster.session import _probe, session, usable_cpus
+from raysim.config import ExecutionSettings
+from raysim.errors import ClusterError
+from tests.toy import CLI, bits_of, dealt, only_run, run_command, toy_config
+
+pytestmark = pytest.mark.ray
+
+
+def dead_address() -> str:
+    """Return an address of this machine where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_a_dead_address_is_refused_at_once() -> None:
+    started = time.perf_counter()
+    with pytest.raises(ClusterError, match="no Ray cluster answers.*ray start --head"):
+        _probe(dead_address())
+    assert time.perf_counter() - started < 5
+
+
+@pytest.mark.parametrize("way", ["execution.address", "RAY_ADDRESS"])
+def test_a_run_against_a_dead_address_exits_2(way: str, tmp_path: Path) -> None:
+    address, words = dead_address(), [*CLI, f"output.dir={tmp_path}"]
+    started = time.perf_counter()
+    if way == "RAY_ADDRESS":
+        done = run_command(*words, RAY_ADDRESS=address)
+    else:
+        done = run_command(*words, f"execution.address={address}")
+    assert done.returncode == 2
+    assert address in done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.perf_counter() - started < 40
+    assert not list(tmp_path.iterdir()), "no run directory for a run that could not start"
+
+
+def test_the_ray_client_is_not_supported() -> None:
+    done = run_command("execution.address=ray://127.0.0.1:10001")
+    assert done.returncode == 2
+    assert "ray job submit" in done.stderr
+
+
+def test_too_many_hosts_are_refused_with_both_sides(local_ray: str) -> None:
+    config = toy_config(execution={"backend": "ray", "hosts": 9})
+    dataset, partition = dealt(config)
+    with pytest.raises(ClusterError, match=r"wanted: 9 hosts.*has 3 CPU.*enough for 3"):
+        RayExecutor(config, partition, dataset)
+
+
+def test_a_session_of_this_process_is_used_and_left_alone(local_ray: str) -> None:
+    import ray
+
+    before = dict(os.environ)
+    with session(ExecutionSettings()) as description:
+        assert "of this process" in description
+    assert ray.is_initialized()
+    assert dict(os.environ) == before
+
+
+def test_hosts_that_find_no_room_are_not_waited_for_forever(local_ray: str) -> None:
+    import ray
+
+    blocker = ray.remote(num_cpus=3)(Blocker).remote()
+    ray.get(blocker.ready.remote())
+    config = toy_config(execution={"backend": "ray", "hosts": 2, "wait_s": 2})
+    dataset, partition = dealt(config)
+    try:
+        with pytest.raises(ClusterError, match=r"2 of 2 hosts did not start within 2 s"):
+            RayExecutor(config, partition, dataset)
+    finally:
+        ray.kill(blocker)
+
+
+class Blocker:
+    """Holds CPUs."""
+
+    def ready(self) -> bool:
+        return True
+
+
+def test_a_run_joins_the_cluster_of_ray_address_quietly(
+    local_ray: str, finished: tuple[Path, CompletedProcess[str]], tmp_path: Path
+) -> None:
+    token = {k: v for k, v in os.environ.items() if k.startswith("RAY_AUTH")}
+    words = [*CLI, "execution.hosts=2", f"output.dir={tmp_path}"]
+    done = run_command(*words, RAY_ADDRESS=local_ray, **token)
+    assert done.returncode == 0, done.stderr
+    assert f"2 hosts on Ray cluster {local_ray}" in done.stdout
+    assert done.stderr == ""
+    assert "WARNING" not in done.stdout
+    assert bits_of(only_run(tmp_path)) == bits_of(finished[0])
+
+
+def test_usable_cpus_are_those_of_the_process() -> None:
+    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)
