@@ -29,24 +29,21 @@ tensor is 0. That code also takes the unsquared norm, in epoch 1 too, and never 
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import AliasChoices, Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt
 from torch import Tensor
 from torch.nn import functional
 
 from raysim.channels import Groups, Mask, kept_parameters, num_units, put, select_units, take
 from raysim.method import Averaging, Batch, ClientView, Update, weighted
 from raysim.seeds import Stream
+from raysim.settings import alias
 from raysim.tensors import Arrays, load_arrays, prefixed, state_arrays, under
 from raysim.training import FitResult, fit
 
 Ratio = Annotated[float, Field(ge=0, lt=1)]
-
-
-def _alias(name: str, symbol: str) -> Any:
-    return Field(validation_alias=AliasChoices(name, symbol))
 
 
 class DapperFL(Averaging):
@@ -59,16 +56,16 @@ class DapperFL(Averaging):
 
     name: Literal["dapperfl"] = "dapperfl"
     removal_ratios: Annotated[
-        tuple[Ratio, ...], Field(min_length=1), _alias("removal_ratios", "rho")
+        tuple[Ratio, ...], Field(min_length=1), alias("removal_ratios", "rho")
     ] = (0.0, 0.2, 0.4, 0.6, 0.8)
     """Share of each layer's channels that a client removes; clients take turns by id."""
-    fusion_start: Annotated[float, Field(ge=0, le=1), _alias("fusion_start", "alpha_0")] = 0.9
+    fusion_start: Annotated[float, Field(ge=0, le=1), alias("fusion_start", "alpha_0")] = 0.9
     """Share of the received model in the fused one, in round 1."""
-    fusion_floor: Annotated[float, Field(ge=0, le=1), _alias("fusion_floor", "alpha_min")] = 0.1
+    fusion_floor: Annotated[float, Field(ge=0, le=1), alias("fusion_floor", "alpha_min")] = 0.1
     """What that share decays to."""
-    fusion_decay: Annotated[float, Field(ge=0, le=1), _alias("fusion_decay", "epsilon")] = 0.2
+    fusion_decay: Annotated[float, Field(ge=0, le=1), alias("fusion_decay", "epsilon")] = 0.2
     """Part of it that is lost from round to round."""
-    feature_penalty: Annotated[float, Field(ge=0), _alias("feature_penalty", "gamma")] = 0.01
+    feature_penalty: Annotated[float, Field(ge=0), alias("feature_penalty", "gamma")] = 0.01
     """Weight of the squared norm of features."""
     fine_tune_epochs: NonNegativeInt = 1
     """Dense local epochs before the pruning; at least one of `local.epochs` is left after it."""

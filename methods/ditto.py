@@ -23,10 +23,11 @@ part. The choice of lambda per client by validation loss is left out.
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from raysim.gradients import pull
 from raysim.method import Averaging, ClientView, Update
+from raysim.settings import alias
 from raysim.tensors import load_arrays, prefixed, state_arrays, under
 from raysim.training import fit
 
@@ -40,9 +41,7 @@ class Ditto(Averaging):
     private: ClassVar[str] = "a personal model"
 
     name: Literal["ditto"] = "ditto"
-    personal_weight: Annotated[
-        float, Field(ge=0, validation_alias=AliasChoices("personal_weight", "lambda"))
-    ] = 0.1
+    personal_weight: Annotated[float, Field(ge=0), alias("personal_weight", "lambda")] = 0.1
     """Strength of the pull of the global model on personal ones; 0 trains them alone."""
 
     def client_step(self, client: ClientView) -> Update:

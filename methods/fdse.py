@@ -36,12 +36,12 @@ the plain network, and with `consensus: mean` and lambda 0 it is FedAvg.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import AliasChoices, Field, PositiveInt
+from pydantic import Field, PositiveInt
 from scipy.optimize import nnls
 from torch import Tensor
 
@@ -61,6 +61,7 @@ from raysim.method import (
 from raysim.models import ChannelModel, build_model
 from raysim.models.decomposed import decompose, normalise_by_batch, parts, roles
 from raysim.seeds import Stream
+from raysim.settings import alias
 from raysim.tensors import Array, Arrays, load_arrays, prefixed, state_arrays, under
 from raysim.training import ShardData, fit, freeze_batchnorm
 
@@ -68,10 +69,6 @@ Floats = NDArray[np.float64]
 
 TINY = 1e-12
 """Least norm that a vector is divided by."""
-
-
-def _alias(name: str, symbol: str) -> Any:
-    return Field(validation_alias=AliasChoices(name, symbol))
 
 
 class FDSE(Method):
@@ -83,13 +80,13 @@ class FDSE(Method):
     private: ClassVar[str] = "eraser statistics"
 
     name: Literal["fdse"] = "fdse"
-    groups: Annotated[PositiveInt, _alias("groups", "G")] = 2
+    groups: Annotated[PositiveInt, alias("groups", "G")] = 2
     """A layer's DFE has 1 / groups of its channels; its DSE expands them to all."""
-    temperature: Annotated[float, Field(gt=0), _alias("temperature", "tau")] = 0.5
+    temperature: Annotated[float, Field(gt=0), alias("temperature", "tau")] = 0.5
     """Small: each client keeps its own DSE; large: all get the mean."""
-    consistency_weight: Annotated[float, Field(ge=0), _alias("consistency_weight", "lambda")] = 0.05
+    consistency_weight: Annotated[float, Field(ge=0), alias("consistency_weight", "lambda")] = 0.05
     """Weight of the consistency regulariser."""
-    depth_weight: Annotated[float, _alias("depth_weight", "beta")] = 0.001
+    depth_weight: Annotated[float, alias("depth_weight", "beta")] = 0.001
     """Above 0, deeper layers weigh more in the regulariser."""
     consensus: Literal["min_norm", "mean"] = "min_norm"
     """How shared entries move: Eq. 8, or the mean by number of examples."""

@@ -33,7 +33,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional
 
@@ -65,15 +65,12 @@ from raysim.method import (
 )
 from raysim.models import ChannelModel
 from raysim.seeds import Stream, generator
+from raysim.settings import alias
 from raysim.structures import Structure, filter_magnitudes, freeze, silenced
 from raysim.tensors import Array, Arrays, load_arrays, prefixed, under
 from raysim.training import fit, freeze_batchnorm
 
 Floats = NDArray[np.float64]
-
-
-def _alias(name: str, symbol: str) -> Any:
-    return Field(validation_alias=AliasChoices(name, symbol))
 
 
 class FedFIP(Method):
@@ -86,17 +83,15 @@ class FedFIP(Method):
     phases: ClassVar[tuple[str, ...]] = ("importance", "fit")
 
     name: Literal["fedfip"] = "fedfip"
-    keep_ratio: Annotated[float, Field(gt=0, le=1), _alias("keep_ratio", "rho")] = 0.5
+    keep_ratio: Annotated[float, Field(gt=0, le=1), alias("keep_ratio", "rho")] = 0.5
     """Share of all units that the global mask keeps."""
     reactivation_threshold: Annotated[
-        float, Field(ge=0), _alias("reactivation_threshold", "phi")
+        float, Field(ge=0), alias("reactivation_threshold", "phi")
     ] = 1.5
     """A client reactivates pruned units whose importance exceeds this."""
-    prototype_momentum: Annotated[float, Field(ge=0, lt=1), _alias("prototype_momentum", "mu")] = (
-        0.5
-    )
+    prototype_momentum: Annotated[float, Field(ge=0, lt=1), alias("prototype_momentum", "mu")] = 0.5
     """Share of the old prototype in the new one."""
-    contrastive_weight: Annotated[float, Field(ge=0), _alias("contrastive_weight", "lambda")] = 0.01
+    contrastive_weight: Annotated[float, Field(ge=0), alias("contrastive_weight", "lambda")] = 0.01
     """Weight of the structural contrastive term."""
     dsfp: bool = True
     """Prune and reactivate; off keeps every unit."""

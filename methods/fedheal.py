@@ -25,23 +25,20 @@ unequal numbers of rounds are compared (a common factor at full participation). 
 statistics are masked and averaged as weights are, unless `buffers` is "local".
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from raysim.aggregation import Partial, Weighted
 from raysim.method import Averaging, ClientView, ServerState, ServerView, Update, as_entry
+from raysim.settings import alias
 from raysim.tensors import Array, Arrays, load_arrays, prefixed, state_arrays, under
 from raysim.training import fit
 
 Floats = NDArray[np.float64]
 SHARE_UNITS = 2**20
-
-
-def _alias(name: str, symbol: str) -> Any:
-    return Field(validation_alias=AliasChoices(name, symbol))
 
 
 class FedHEAL(Averaging):
@@ -54,9 +51,9 @@ class FedHEAL(Averaging):
     phases: ClassVar[tuple[str, ...]] = ("fit", "share")
 
     name: Literal["fedheal"] = "fedheal"
-    threshold: Annotated[float, Field(le=1), _alias("threshold", "tau")] = 0.3
+    threshold: Annotated[float, Field(le=1), alias("threshold", "tau")] = 0.3
     """A scalar's update is kept if its direction's share of earlier rounds exceeds this."""
-    equalisation: Annotated[float, Field(ge=0, le=1), _alias("equalisation", "beta")] = 0.4
+    equalisation: Annotated[float, Field(ge=0, le=1), alias("equalisation", "beta")] = 0.4
     """Share of this round's distances in a client's step of weight."""
 
     # Client ----------------------------------------------------------------------------------

@@ -16,10 +16,11 @@ gradient, so the recorded loss is the task's.
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from raysim.gradients import pull
 from raysim.method import Averaging, ClientView
+from raysim.settings import alias
 
 
 class FedProx(Averaging):
@@ -31,9 +32,7 @@ class FedProx(Averaging):
     private: ClassVar[str] = "nothing"
 
     name: Literal["fedprox"] = "fedprox"
-    proximal_weight: Annotated[
-        float, Field(ge=0, validation_alias=AliasChoices("proximal_weight", "mu"))
-    ] = 0.01
+    proximal_weight: Annotated[float, Field(ge=0), alias("proximal_weight", "mu")] = 0.01
     """Strength of the pull towards the received model."""
 
     def before_step(self, client: ClientView) -> Callable[[], None] | None:

@@ -27,13 +27,14 @@ from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import AliasChoices, Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt
 from torch import Tensor, nn
 from torch.nn import functional
 
 from raysim.channels import ChannelGroup, Scope
 from raysim.method import Averaging, Batch, ClientView, Update
 from raysim.models import ChannelModel
+from raysim.settings import alias
 from raysim.tensors import Arrays, load_arrays, prefixed, state_arrays, under
 
 
@@ -46,13 +47,9 @@ class MOON(Averaging):
     private: ClassVar[str] = "its last model"
 
     name: Literal["moon"] = "moon"
-    contrastive_weight: Annotated[
-        float, Field(ge=0, validation_alias=AliasChoices("contrastive_weight", "mu"))
-    ] = 1.0
+    contrastive_weight: Annotated[float, Field(ge=0), alias("contrastive_weight", "mu")] = 1.0
     """Weight of the contrastive term."""
-    temperature: Annotated[
-        float, Field(gt=0, validation_alias=AliasChoices("temperature", "tau"))
-    ] = 0.5
+    temperature: Annotated[float, Field(gt=0), alias("temperature", "tau")] = 0.5
     """Temperature of the contrastive term."""
     projection: NonNegativeInt = 0
     """Size of the projection head's output; 0 is no projection head."""

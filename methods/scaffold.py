@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from raysim.aggregation import Partial
 from raysim.gradients import shift
@@ -38,6 +38,7 @@ from raysim.method import (
     as_entry,
     weighted,
 )
+from raysim.settings import alias
 from raysim.tensors import Array, Arrays, prefixed, to_array, under
 from raysim.training import num_batches
 
@@ -51,9 +52,7 @@ class Scaffold(Averaging):
     private: ClassVar[str] = "its control variate"
 
     name: Literal["scaffold"] = "scaffold"
-    server_lr: Annotated[float, Field(gt=0, validation_alias=AliasChoices("server_lr", "eta"))] = (
-        1.0
-    )
+    server_lr: Annotated[float, Field(gt=0), alias("server_lr", "eta")] = 1.0
     """Step of the server towards the mean of the clients' parameters."""
     control: bool = True
     """Use control variates."""

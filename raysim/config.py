@@ -209,7 +209,7 @@ def load_config(
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected `key: value` lines, got {type(tree).__name__}")
     for item in overrides:
-        _override(tree, item)
+        _override(tree, item, methods)
     return build_config(tree, methods)
 
 
@@ -285,7 +285,7 @@ def _named(key: str, value: Any) -> Any:
     return value
 
 
-def _override(tree: dict[str, Any], item: str) -> None:
+def _override(tree: dict[str, Any], item: str, methods: MethodTable) -> None:
     key, separator, raw = item.partition("=")
     path = key.strip().split(".")
     if not separator or not all(path):
@@ -298,6 +298,9 @@ def _override(tree: dict[str, Any], item: str) -> None:
             raise ConfigError(f"{key}: {'.'.join(path[: depth + 1])} is a value, not a section")
         node[part] = node = dict(child or {})
     leaf = path[-1]
+    if path[:-1] == ["method"]:  # rho=0.5 also replaces a keep_ratio that a file has set
+        for spelling in _spellings(methods.get(str(node.get("name", "fedfip"))), leaf):
+            node.pop(spelling, None)
     if len(path) == 1 and leaf in _SHORTHAND and isinstance(value, str):
         keep = node.get(leaf) if leaf != "method" else None  # another method has other keys
         value = (dict(keep) if isinstance(keep, dict) else {}) | {"name": value}
@@ -387,6 +390,14 @@ def _range(section: type[Any], name: str) -> str:
 
 def _field_names(cls: type[Any]) -> list[str]:
     return [*cls.model_fields, *(a for f in cls.model_fields.values() for a in _aliases(f))]
+
+
+def _spellings(cls: type[Any] | None, key: str) -> list[str]:
+    """Return all names of the field that a key means."""
+    for name, field in cls.model_fields.items() if cls else ():
+        if key in (names := [name, *_aliases(field)]):
+            return names
+    return []
 
 
 def _aliases(field: Any) -> list[str]:

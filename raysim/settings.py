@@ -2,8 +2,9 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 
 class Settings(BaseModel):
@@ -29,6 +30,11 @@ class Named(Settings):
     def label(self) -> str:
         """The name as results show it: the class alone if it comes from a file."""
         return self.name.rpartition(":")[2]
+
+
+def alias(name: str, *symbols: str) -> Any:
+    """Return field metadata that lets a key go by a paper's symbols too."""
+    return Field(validation_alias=AliasChoices(name, *symbols))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -71,6 +71,13 @@ def test_overrides_win_over_the_text_and_later_over_earlier() -> None:
     assert (config.rounds, config.local.lr) == (5, 0.1)
 
 
+@pytest.mark.parametrize("old", ["rho", "keep_ratio"])
+@pytest.mark.parametrize("new", ["rho", "keep_ratio"])
+def test_overrides_win_under_any_name(old: str, new: str) -> None:
+    text = f"method: {{name: fedfip, {old}: 0.5}}"
+    assert load(f"method.{new}=0.25", text=text).resolved()["method"]["keep_ratio"] == 0.25
+
+
 def test_another_method_drops_the_old_ones_keys() -> None:
     text = "method: {name: fedfip, keep_ratio: 0.3}"
     assert load("method=fedavg", text=text).method.name == "fedavg"
@@ -118,7 +125,7 @@ def test_refusals_name_key_and_remedy(override: str, words: tuple[str, ...]) -> 
 
 
 def test_a_name_beside_its_alias_is_given_twice() -> None:
-    message = refusal("method.keep_ratio=0.5", "method.rho=0.25")
+    message = refusal(text="method: {name: fedfip, keep_ratio: 0.5, rho: 0.25}")
     assert "twice" in message
     assert "did you mean" not in message
 

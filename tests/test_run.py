@@ -176,7 +176,7 @@ def test_resume_without_a_checkpoint_is_refused(finished: Finished, tmp_path: Pa
     ("words", "said"),
     [
         (["methods"], "fedavg"),
-        (["methods"], "rho"),
+        (["methods", "fedfip"], "rho"),
         (["presets"], "literal"),
         (["presets", "stable"], "fedfip"),
         (["data", "list"], "digits_mini"),
