@@ -9,7 +9,7 @@
 | symbol | field | default | from |
 |---|---|---|---|
 | rho | keep_ratio | 0.5 | paper sweeps 0.2 ... 0.8; a share that is KEPT |
-| phi | reactivation_threshold | 1.5 | not in the paper; on importances divided by layer means |
+| phi | reactivation_threshold | 1.0 | not in the paper; on importances over their layer's mean |
 | mu | prototype_momentum | 0.5 | paper: 0.4 or 0.5 |
 | lambda | contrastive_weight | 0.01 | paper: 0.005 or 0.01 |
 
@@ -87,7 +87,7 @@ class FedFIP(Method):
     """Share of all units that the global mask keeps."""
     reactivation_threshold: Annotated[
         float, Field(ge=0), alias("reactivation_threshold", "phi")
-    ] = 1.5
+    ] = 1.0
     """A client reactivates pruned units whose importance exceeds this."""
     prototype_momentum: Annotated[float, Field(ge=0, lt=1), alias("prototype_momentum", "mu")] = 0.5
     """Share of the old prototype in the new one."""
@@ -118,7 +118,8 @@ class FedFIP(Method):
     warmup_rounds: NonNegativeInt = 5
     """Dense rounds before the first mask."""
     reactivation: Literal["private", "joint", "off"] = "private"
-    """Train reactivated units after the shared fit with shared weights frozen, or with it."""
+    """Train reactivated units after the shared fit, around the received shared units frozen, or
+    jointly with it. Joint training, the paper's, costs the global model accuracy."""
     reactivation_scale: Literal["layer_mean", "raw"] = "layer_mean"
     """What reactivation_threshold is compared with."""
     reactivation_cap: Annotated[float, Field(ge=0, le=1)] = 0.1

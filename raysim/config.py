@@ -379,12 +379,8 @@ def _range(section: type[Any], name: str) -> str:
     }
     if not bounds:
         return ""
-    low = (
-        f"({bounds['gt']}" if "gt" in bounds else f"[{bounds['ge']}" if "ge" in bounds else "(-inf"
-    )
-    high = (
-        f"{bounds['lt']})" if "lt" in bounds else f"{bounds['le']}]" if "le" in bounds else "inf)"
-    )
+    low = next((f"{b}{bounds[k]}" for k, b in (("gt", "("), ("ge", "[")) if k in bounds), "(-inf")
+    high = next((f"{bounds[k]}{b}" for k, b in (("lt", ")"), ("le", "]")) if k in bounds), "inf)")
     return f"must lie in {low}, {high}"
 
 
@@ -393,11 +389,9 @@ def _field_names(cls: type[Any]) -> list[str]:
 
 
 def _spellings(cls: type[Any] | None, key: str) -> list[str]:
-    """Return all names of the field that a key means."""
-    for name, field in cls.model_fields.items() if cls else ():
-        if key in (names := [name, *_aliases(field)]):
-            return names
-    return []
+    fields = cls.model_fields if cls else {}
+    spelled = ([name, *_aliases(field)] for name, field in fields.items())
+    return next((names for names in spelled if key in names), [])
 
 
 def _aliases(field: Any) -> list[str]:

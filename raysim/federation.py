@@ -79,6 +79,7 @@ class Federation:
         test_sizes: Sequence[int],
         observers: Sequence[Observer] = (),
         signals: Signals | None = None,
+        partition_sha256: str = "",
     ) -> None:
         """Get ready for the first round.
 
@@ -90,6 +91,7 @@ class Federation:
             test_sizes: test examples by domain id.
             observers: called after each round.
             signals: holds interrupts back while a round is committed.
+            partition_sha256: hash of who holds which examples, for the summary.
         """
         self._config = config
         self._method = method_of(config)
@@ -98,6 +100,7 @@ class Federation:
         self._units = eval_units(test_sizes)
         self._observers = observers
         self._signals = signals or Signals()
+        self._partition_sha256 = partition_sha256
         self._metrics = MetricsTable(domains)
         self._timings = TimingsTable()
         self._done = 0
@@ -281,6 +284,7 @@ class Federation:
             "bytes_up": int(metrics.total("bytes_up")),
             "bytes_down": int(metrics.total("bytes_down")),
             "wall_s": round(self._timings.total("round"), 3),
+            "partition_sha256": self._partition_sha256,
             "weights_sha256": self._executor.digest(),
         }
 

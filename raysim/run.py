@@ -137,7 +137,7 @@ def execute(
             soft_wrap=True,
         )
         checkpoint = resume_from[1] if resume_from else None
-        summary = _train(config, executor, folder, dataset, checkpoint, console)
+        summary = _train(config, executor, folder, dataset, partition, checkpoint, console)
     return summary
 
 
@@ -157,6 +157,7 @@ def _train(
     executor: Executor,
     folder: Path,
     dataset: Dataset,
+    partition: Partition,
     checkpoint: Checkpoint | None,
     console: Console,
 ) -> JsonDict:
@@ -182,6 +183,7 @@ def _train(
             test_sizes=[len(dataset.labels(domain, "test")) for domain in dataset.domains],
             observers=(progress, board),
             signals=signals,
+            partition_sha256=partition.digest(),
         )
         try:
             if checkpoint:

@@ -14,9 +14,9 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[str]:
     """One Ray with three CPUs for all tests; yields its address."""
-    import ray
+    from cluster import session  # before Ray, which reads its environment when it is imported
 
-    from cluster import session
+    import ray  # isort: skip
 
     before = dict(os.environ)
     here = str(Path(__file__).parent.parent)  # workers import test methods from here

@@ -58,7 +58,9 @@ def test_magnitudes_far_apart_add_up(a: int, b: int) -> None:
 def test_equal_contributions_have_their_own_value_as_mean() -> None:
     value = np.random.default_rng(0).normal(size=5).astype(np.float32)
     once = summed([(value, 7)]).mean().astype(np.float32)
-    assert_array_equal(summed([(value, 3), (value, 11), (value, 1)]).mean().astype(np.float32), once)
+    assert_array_equal(
+        summed([(value, 3), (value, 11), (value, 1)]).mean().astype(np.float32), once
+    )
 
 
 def test_worked_mean() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.toy import FEDFIP, ToyRun, dealt, run_toy, toy_config
 
 pytestmark = pytest.mark.ray
@@ -41,10 +42,25 @@ def reference(
     return settings, _run(False, tmp_path_factory.mktemp("reference"), 0, settings)
 
 
+@pytest.mark.parametrize("reference", ["fedfip"], indirect=True)
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_ray_hosts_give_the_bits_of_one_process(
     local_ray: str, reference: tuple[dict[str, Any], ToyRun], hosts: int, tmp_path: Path
 ) -> None:
+    check_identity(reference, hosts, tmp_path)
+
+
+@pytest.mark.parametrize("reference", ["fedavg"], indirect=True)
+@pytest.mark.parametrize(
+    "hosts", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
+def test_so_does_fedavg(
+    local_ray: str, reference: tuple[dict[str, Any], ToyRun], hosts: int, tmp_path: Path
+) -> None:
+    check_identity(reference, hosts, tmp_path)
+
+
+def check_identity(reference: tuple[dict[str, Any], ToyRun], hosts: int, tmp_path: Path) -> None:
     settings, wanted = reference
     found = _run(True, tmp_path, hosts, settings)
     assert found.bits == wanted.bits

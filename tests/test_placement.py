@@ -54,7 +54,9 @@ def test_what_does_not_fit_is_said_on_both_sides(
 def test_work_is_shared_evenly(work: list[int], hosts: int) -> None:
     host_of = place_clients(work, hosts)
     assert len(host_of) == len(work)
-    load = [sum(w for w, h in zip(work, host_of, strict=True) if h == host) for host in range(hosts)]
+    load = [
+        sum(w for w, h in zip(work, host_of, strict=True) if h == host) for host in range(hosts)
+    ]
     assert max(load) - min(load) <= max(work)
     if len(work) >= hosts:
         assert set(host_of) == set(range(hosts)), "no host without a client"

@@ -49,7 +49,7 @@ def test_schema_is_the_contract() -> None:
         "value": "double",
         "count": "int64",
     }
-    assert TIMINGS.names == "round phase host client what seconds bytes".split()
+    assert TIMINGS.names == ["round", "phase", "host", "client", "what", "seconds", "bytes"]
     assert filled().table().schema.equals(METRICS)
 
 

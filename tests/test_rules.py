@@ -109,7 +109,9 @@ def test_the_command_line_starts_without_heavy_imports(module: str) -> None:
     import subprocess
     import sys
 
-    code = f"import sys, {module}; print(*sorted({{'torch', 'ray', 'pandas'}} & sys.modules.keys()))"
+    code = (
+        f"import sys, {module}; print(*sorted({{'torch', 'ray', 'pandas'}} & sys.modules.keys()))"
+    )
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )

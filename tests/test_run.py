@@ -18,7 +18,7 @@ from tests.toy import CLI, INPROCESS, bits_of, only_run, run_command
 Finished = tuple[Path, CompletedProcess[str]]
 SMALL = [*CLI, INPROCESS, "rounds=1"]
 
-FAILING = '''
+FAILING = """
 from raysim.method import Method
 
 
@@ -27,7 +27,7 @@ class Failing(Method):
         if client.round == 1:
             raise ValueError("a cable was pulled")
         return super().client_step(client)
-'''
+"""
 
 
 def call(*words: str) -> Result:
@@ -96,7 +96,7 @@ def test_the_summary_agrees_with_the_metrics(finished: Finished) -> None:
     assert summary["status"] == "done"
     assert summary["avg"] == pytest.approx(sum(summary["domains"].values()) / 4)
     assert 0 < summary["params_sliced"] <= summary["params"]
-    assert 0 < summary["bytes_up"]
+    assert summary["bytes_up"] > 0
     assert len(summary["weights_sha256"]) == 64
 
 

@@ -19,14 +19,17 @@ def first_draw(seed: int, stream: Stream, key: tuple[int, ...]) -> int:
 
 
 def test_stream_numbers_never_change() -> None:
-    names = "PARTITION INIT COHORT BATCHES FISHER_SAMPLES MASK METHOD PRIVATE_STEP AUGMENT".split()
+    names = ["PARTITION", "INIT", "COHORT", "BATCHES", "FISHER_SAMPLES", "MASK", "METHOD"]
+    names += ["PRIVATE_STEP", "AUGMENT"]
     assert [Stream[name].value for name in names] == list(range(9))
     assert len({stream.value for stream in Stream}) == len(Stream)
 
 
 def test_equal_keys_give_equal_draws_and_other_keys_others() -> None:
     keys = list(
-        itertools.product((0, 1, 2**40), (Stream.BATCHES, Stream.COHORT), ((), (0,), (0, 1), (1, 0)))
+        itertools.product(
+            (0, 1, 2**40), (Stream.BATCHES, Stream.COHORT), ((), (0,), (0, 1), (1, 0))
+        )
     )
     draws = [first_draw(*key) for key in keys]
     assert draws == [first_draw(*key) for key in keys]

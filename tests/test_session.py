@@ -26,7 +26,7 @@ def dead_address() -> str:
 
 def test_a_dead_address_is_refused_at_once() -> None:
     started = time.perf_counter()
-    with pytest.raises(ClusterError, match="no Ray cluster answers.*ray start --head"):
+    with pytest.raises(ClusterError, match=r"no Ray cluster answers.*ray start --head"):
         _probe(dead_address())
     assert time.perf_counter() - started < 5
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.toy import toy_config
 
 from raysim.aggregation import Partial
 from raysim.checkpoint import latest_checkpoint, save_checkpoint
@@ -25,6 +24,7 @@ from raysim.messages import EvalSum, Snapshot, Update
 from raysim.method import Method
 from raysim.server import Server
 from raysim.tensors import Arrays, digest
+from tests.toy import toy_config
 
 # Domains by client: several a client, one shared by all but client 2, and none has domain 3.
 DOMAINS = {0: (0, 1), 1: (1, 2), 2: (0,), 3: (2, 1)}

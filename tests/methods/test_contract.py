@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from tests.methods.contract import MethodContract
-from tests.toy import FEDFIP, PrivateHead, toy_config
 
 from methods import METHODS
 from raysim.method import Method
+from tests.methods.contract import MethodContract
+from tests.toy import FEDFIP, PrivateHead, toy_config
 
 # A mask is formed in the first round and then stands, so that updates keep their shapes.
 SETTINGS: dict[str, dict[str, Any]] = {"fedfip": FEDFIP | {"mask_every": 100}}
