@@ -68,7 +68,7 @@ class LocalSettings(Settings):
     """Passes over the shard a round."""
     batch_size: PositiveInt = 32
     """Examples a step; a last batch of one joins the batch before it."""
-    lr: Annotated[float, Field(gt=0, le=10)] = 0.05
+    lr: Annotated[float, Field(gt=0, le=10)] = 0.1
     """Learning rate of SGD."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of SGD."""
