@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -18,7 +18,7 @@ from raysim.data.partition import Partition
 from raysim.errors import ClusterError, RunError, UserError
 from raysim.executor import PhaseReport
 from raysim.messages import Costs, EvalSum, EvalUnit, Snapshot
-from raysim.tensors import Arrays
+from raysim.signals import Signals
 
 # A restarted actor would answer from its constructor's state: recovery is the driver's affair.
 _SERVER = ray.remote(max_restarts=0, max_task_retries=0)(ServerActor)
@@ -27,21 +27,32 @@ _HOST = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"cont
 )
 
 
+_POLL_S = 0.2
+
+
 class RayExecutor:
     """Packs clients into `ClientHost` actors and keeps a `ServerActor` beside the driver."""
 
-    def __init__(self, config: RunConfig, partition: Partition, dataset: Dataset) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        partition: Partition,
+        dataset: Dataset,
+        signals: Signals | None = None,
+    ) -> None:
         """Connect to Ray and start the actors.
 
         Args:
             config: the run.
             partition: every client's rows.
             dataset: names the classes and domains.
+            signals: may interrupt waiting, never a call into Ray.
 
         Raises:
             ClusterError: the cluster cannot be reached or cannot hold the hosts.
         """
         self._wait_s = config.execution.wait_s
+        self._signals = signals or Signals()
         self._stack = ExitStack()
         self._actors: list[Any] = []
         try:
@@ -59,19 +70,19 @@ class RayExecutor:
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
         """See `Executor.run_phase`."""
         started = time.perf_counter()
-        message, down = self._server.broadcast.remote(round_, phase)
-        partials, reports = [], []
-        for host, clients in self._by_host(cohort).items():
-            partial, report = self._hosts[host].run_phase.remote(
-                round_, phase, clients, self._weights, message
-            )
-            partials.append(partial)
-            reports.append(report)
-        with _named_errors(f"round {round_ + 1}, phase {phase!r}"):
-            done = [client for report in ray.get(reports) for client in report]
+        with self._calling(f"round {round_ + 1}, phase {phase!r}"):
+            message, down = self._server.broadcast.remote(round_, phase)
+            partials, reports = [], []
+            for host, clients in self._by_host(cohort).items():
+                partial, report = self._hosts[host].run_phase.remote(
+                    round_, phase, clients, self._weights, message
+                )
+                partials.append(partial)
+                reports.append(report)
+            done = [client for report in self._get(reports) for client in report]
             trained = time.perf_counter()
-            metrics = ray.get(self._server.aggregate.remote(round_, phase, partials))
-            bytes_down = ray.get(down)
+            aggregated = self._server.aggregate.remote(round_, phase, partials)
+            metrics, bytes_down = self._get([aggregated, down])
         return PhaseReport(
             clients=sorted(done, key=lambda report: report.client),
             metrics=metrics,
@@ -81,48 +92,51 @@ class RayExecutor:
 
     def commit(self) -> None:
         """See `Executor.commit`."""
-        self._weights = self._server.commit.remote()
-        with _named_errors("the end of the round"):
-            ray.get([host.commit.remote() for host in self._hosts])
+        with self._calling("the end of the round"):
+            self._weights = self._server.commit.remote()
+            self._get([host.commit.remote() for host in self._hosts])
 
     def evaluate(self, round_: int, units: Sequence[EvalUnit], *, personal: bool) -> list[EvalSum]:
         """See `Executor.evaluate`."""
-        message, _ = self._server.broadcast.remote(round_, "evaluate")
-        sums = [
-            host.evaluate.remote(
-                round_, units[index :: self.num_hosts], self._weights, message, personal
-            )
-            for index, host in enumerate(self._hosts)
-        ]
-        with _named_errors(f"the evaluation of round {round_ + 1}"):
-            return [item for part in ray.get(sums) for item in part]
+        with self._calling(f"the evaluation of round {round_ + 1}"):
+            message, _ = self._server.broadcast.remote(round_, "evaluate")
+            sums = [
+                host.evaluate.remote(
+                    round_, units[index :: self.num_hosts], self._weights, message, personal
+                )
+                for index, host in enumerate(self._hosts)
+            ]
+            return [item for part in self._get(sums) for item in part]
 
     def costs(self) -> Costs:
         """See `Executor.costs`."""
-        costs: Costs = ray.get(self._server.costs.remote())
-        return costs
+        with self._calling("counting costs"):
+            (costs,) = self._get([self._server.costs.remote()])
+        return cast(Costs, costs)
 
     def digest(self) -> str:
         """See `Executor.digest`."""
-        digest: str = ray.get(self._server.digest.remote())
-        return digest
+        with self._calling("hashing the weights"):
+            (digest,) = self._get([self._server.digest.remote()])
+        return str(digest)
 
     def snapshot(self) -> Snapshot:
         """See `Executor.snapshot`."""
-        with _named_errors("saving the last complete round"):
-            model, memory = ray.get(self._server.snapshot.remote())
-            clients: dict[int, Arrays] = {}
-            for host in self._hosts:
-                clients |= ray.get(host.snapshot.remote())
+        with self._calling("saving the last complete round"):
+            calls = [actor.snapshot.remote() for actor in (self._server, *self._hosts)]
+            (model, memory), *states = ray.get(calls)  # an interrupted run waits for this too
+        clients = {client: state for part in states for client, state in part.items()}
         return Snapshot(model=model, memory=memory, clients=clients)
 
     def restore(self, snapshot: Snapshot) -> None:
         """See `Executor.restore`."""
-        self._server.restore.remote(snapshot.model, snapshot.memory)
-        for index, host in enumerate(self._hosts):
-            own = {c: s for c, s in snapshot.clients.items() if self._host_of[c] == index}
-            host.restore.remote(own)
-        self._weights = self._server.weights.remote()
+        with self._calling("going back to a checkpoint"):
+            calls = [self._server.restore.remote(snapshot.model, snapshot.memory)]
+            for index, host in enumerate(self._hosts):
+                own = {c: s for c, s in snapshot.clients.items() if self._host_of[c] == index}
+                calls.append(host.restore.remote(own))
+            self._get(calls)
+            self._weights = self._server.weights.remote()
 
     def close(self) -> None:
         """See `Executor.close`."""
@@ -164,8 +178,8 @@ class RayExecutor:
                 f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU. "
                 "Wait for other work to end (execution.wait_s), or lower execution.hosts"
             )
-        with _named_errors("starting the hosts"):
-            ray.get(waiting)
+        with self._calling("starting the hosts"):
+            self._get(waiting)
 
     def _by_host(self, cohort: Sequence[int]) -> dict[int, list[int]]:
         groups: dict[int, list[int]] = {}
@@ -173,17 +187,25 @@ class RayExecutor:
             groups.setdefault(self._host_of[client], []).append(client)
         return groups
 
+    def _get(self, refs: list[Any]) -> list[Any]:
+        """Wait for results; a signal ends the waiting, not the calls."""
+        missing = refs
+        while missing:
+            _, missing = ray.wait(missing, num_returns=len(missing), timeout=_POLL_S)
+            self._signals.poll()
+        return cast(list[Any], ray.get(refs))
 
-@contextmanager
-def _named_errors(where: str) -> Iterator[None]:
-    """Turn Ray's errors into `RunError` with the remote error's own words."""
-    try:
-        yield
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, UserError):
-            raise cause from None
-        text = str(cause) if isinstance(cause, RunError) else f"{where}: {error}"
-        raise RunError(text) from None
-    except RayActorError as error:
-        raise RunError(f"{where}: a process of the run died: {error}") from None
+    @contextmanager
+    def _calling(self, where: str) -> Iterator[None]:
+        """Hold signals back from Ray, and turn its errors into `RunError` in their own words."""
+        try:
+            with self._signals.deferred():
+                yield
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, UserError):
+                raise cause from None
+            text = str(cause) if isinstance(cause, RunError) else f"{where}: {error}"
+            raise RunError(text) from None
+        except RayActorError as error:
+            raise RunError(f"{where}: a process of the run died: {error}") from None

@@ -54,6 +54,7 @@ def _start_local() -> None:
     if "RAY_AUTH_MODE" not in os.environ:  # Ray then turns tokens on, and would write a file
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15, Ray's own, starves beside other work
     try:
         ray.init(
             address="local",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from raysim.data.partition import Partition
     from raysim.executor import Executor
     from raysim.messages import JsonDict
+    from raysim.signals import Signals
 
 Overrides = Annotated[
     list[str] | None,
@@ -121,12 +122,14 @@ def execute(
     from raysim.data.datasets import open_dataset
     from raysim.data.partition import make_partition
     from raysim.folder import check_output, prepare_folder
+    from raysim.signals import Signals
 
     started = time.perf_counter()
     dataset = open_dataset(config.data.name, config.data.root, config.data.image_size)
     partition = make_partition(dataset, config.data.partition, config.data.clients, config.seed)
     check_output(config.output.dir)
-    with closing(make_executor(config, partition, dataset)) as executor:
+    signals = Signals()
+    with closing(make_executor(config, partition, dataset, signals)) as executor:
         if resume_from is None:
             folder = prepare_folder(config, partition.digest(), executor.description)
         else:
@@ -137,11 +140,13 @@ def execute(
             soft_wrap=True,
         )
         checkpoint = resume_from[1] if resume_from else None
-        summary = _train(config, executor, folder, dataset, partition, checkpoint, console)
+        summary = _train(config, executor, folder, dataset, partition, checkpoint, console, signals)
     return summary
 
 
-def make_executor(config: RunConfig, partition: Partition, dataset: Dataset) -> Executor:
+def make_executor(
+    config: RunConfig, partition: Partition, dataset: Dataset, signals: Signals
+) -> Executor:
     """Return the executor of `execution.backend`; Ray is imported only for its own."""
     if config.execution.backend == "inprocess":
         from raysim.executor import InProcessExecutor
@@ -149,7 +154,7 @@ def make_executor(config: RunConfig, partition: Partition, dataset: Dataset) -> 
         return InProcessExecutor(config, partition, dataset)
     from cluster.executor import RayExecutor
 
-    return RayExecutor(config, partition, dataset)
+    return RayExecutor(config, partition, dataset, signals)
 
 
 def _train(
@@ -160,16 +165,15 @@ def _train(
     partition: Partition,
     checkpoint: Checkpoint | None,
     console: Console,
+    signals: Signals,
 ) -> JsonDict:
     from raysim.errors import Interrupted, RunError
     from raysim.federation import Federation
     from raysim.progress import closing_table, display
     from raysim.results import write_json
-    from raysim.signals import Signals
     from raysim.tensorboard import TensorBoard
 
     done = checkpoint.round if checkpoint else 0
-    signals = Signals()
     signals.install()
     with (
         display(console, config.rounds, done) as progress,

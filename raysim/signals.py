@@ -1,4 +1,9 @@
-"""SIGINT and SIGTERM as an exception that arrives between two consistent states."""
+"""SIGINT and SIGTERM as an exception that arrives between two consistent states.
+
+Plain Python may be interrupted anywhere. Ray's compiled calls may not: an exception that a signal
+handler raises inside them surfaces as a SystemError. They are made inside `deferred`, and loops
+that wait for them call `poll`.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -23,6 +28,11 @@ class Signals:
         """Take over both signals; only the main thread may."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._arrive)
+
+    def poll(self) -> None:
+        """Raise what is pending; for waiting loops inside one `deferred` block of their own."""
+        if self._pending and self._depth == 1:
+            raise Interrupted(self._pending)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """A run that was stopped, killed or damaged ends with the bits of an unbroken one."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -38,14 +39,14 @@ each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"]
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def running(folder: Path, *words: str, **more: str) -> Iterator[subprocess.Popen[str]]:
     """Start a run in a process and give it when its third round is done."""
     with subprocess.Popen(
-        command(*CLI, INPROCESS, f"output.dir={folder}"),
+        command(*CLI, *(words or [INPROCESS]), f"output.dir={folder}"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=environment(**more),
         cwd=ROOT,
     ) as process:
         assert process.stdout is not None
@@ -59,12 +60,28 @@ def running(folder: Path) -> Iterator[subprocess.Popen[str]]:
 def test_an_interrupted_run_goes_on(
     finished: Finished, tmp_path: Path, signum: int, status: int
 ) -> None:
-    with running(tmp_path) as process:
+    stop(tmp_path, finished, signum, status)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_on_ray_goes_on_without_it(
+    finished: Finished, tmp_path: Path, local_ray: str, signum: int, status: int
+) -> None:
+    token = {k: v for k, v in os.environ.items() if k.startswith("RAY_AUTH")}
+    where = {"RAY_ADDRESS": local_ray, **token}
+    stop(tmp_path, finished, signum, status, "execution.hosts=2", **where)
+
+
+def stop(
+    folder: Path, finished: Finished, signum: int, status: int, *words: str, **more: str
+) -> None:
+    with running(folder, *words, **more) as process:
         process.send_signal(signum)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == status, errors
     assert "Traceback" not in errors
-    folder = only_run(tmp_path)
+    folder = only_run(folder)
     assert f"python -m raysim.run --resume {folder}" in errors
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "interrupted"
@@ -83,7 +100,7 @@ def test_a_killed_run_goes_on(finished: Finished, tmp_path: Path) -> None:
 
 
 def resumed(folder: Path, finished: Finished) -> None:
-    done = run_command("--resume", str(folder))
+    done = run_command("--resume", str(folder), INPROCESS)
     assert done.returncode == 0, done.stderr
     assert bits_of(folder) == bits_of(finished[0])
 

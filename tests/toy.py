@@ -217,15 +217,15 @@ def environment(**more: str) -> dict[str, str]:
     return plain | {"PYTHONUNBUFFERED": "1", "COLUMNS": "200"} | more
 
 
-def run_command(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end."""
+def run_command(*words: str, cwd: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end, with some environment variables more."""
     return subprocess.run(
         command(*words),
         capture_output=True,
         text=True,
         timeout=120,
         env=environment(**more),
-        cwd=ROOT,
+        cwd=cwd,
         check=False,
     )
 

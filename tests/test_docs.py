@@ -1,0 +1,108 @@
+"""The documents' own commands and code, run as they stand."""
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from methods import METHODS
+from raysim.cli import app
+from raysim.config import load_config, preset_names, preset_text
+from tests.toy import INPROCESS, only_run, run_command
+
+ROOT = Path(__file__).parent.parent
+METHODS_README = (ROOT / "methods" / "README.md").read_text(encoding="utf-8")
+SMALL = ("rounds=1", "data.clients=20", "model=cnn", "model.width=4", "data.image_size=16")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the words of each `raysim ...` or `python -m raysim.run ...` line."""
+    lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [w for w in words if w[:1] == ["raysim"] or w[:3] == ["python", "-m", "raysim.run"]]
+
+
+def save_example(folder: Path) -> list[str]:
+    """Write the README's method to the file it names; returns the words of its command."""
+    (code,) = blocks(METHODS_README, "python")
+    assert len(code.splitlines()) <= 40
+    name = re.search(r"Save this as `(\w+\.py)`", METHODS_README)
+    assert name is not None
+    (folder / name.group(1)).write_text(code, encoding="utf-8")
+    (words,) = commands(METHODS_README)
+    return words[3:]
+
+
+def test_the_example_method_runs_as_the_readme_says(tmp_path: Path) -> None:
+    words = save_example(tmp_path)
+    done = run_command(*words, *SMALL, INPROCESS, f"output.dir={tmp_path / 'runs'}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "-FedHeadProx-" in only_run(tmp_path / "runs").name
+    assert "personal (clients)" in done.stdout
+
+
+@pytest.mark.ray
+def test_the_example_method_reaches_workers_that_have_no_such_file(
+    tmp_path: Path, local_ray: str
+) -> None:
+    words = save_example(tmp_path)
+    here = run_command(*words, *SMALL, INPROCESS, f"output.dir={tmp_path / 'a'}", cwd=tmp_path)
+    assert here.returncode == 0, here.stderr
+    token = {k: v for k, v in os.environ.items() if k.startswith("RAY_AUTH")}
+    done = run_command(
+        *words,
+        *SMALL,
+        "execution.hosts=2",
+        f"output.dir={tmp_path / 'b'}",
+        cwd=tmp_path,
+        RAY_ADDRESS=local_ray,
+        **token,
+    )
+    assert done.returncode == 0, done.stderr
+    runs = [only_run(tmp_path / name) / "metrics.parquet" for name in "ab"]
+    assert runs[0].read_bytes() == runs[1].read_bytes()
+
+
+def test_every_setting_that_the_readme_shows_is_accepted() -> None:
+    shown = commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(shown) >= 5
+    for words in shown:
+        if "=" not in " ".join(words):
+            continue
+        name = words[words.index("--preset") + 1] if "--preset" in words else None
+        text = preset_text(name) if name else ""
+        load_config(METHODS, text=text, overrides=[w for w in words if "=" in w])
+
+
+def test_every_command_that_the_readme_shows_exists() -> None:
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known |= {group.name for group in app.registered_groups}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`?raysim ([a-z]+)", text)) - {"run"}
+    assert named
+    assert named <= known
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_load_and_say_what_they_are(name: str) -> None:
+    config = load_config(METHODS, text=preset_text(name))
+    assert preset_text(name).startswith("# ")
+    again = load_config(METHODS, text=yaml.safe_dump(config.resolved()))
+    assert again == config
+
+
+def test_the_stable_preset_is_the_default() -> None:
+    assert load_config(METHODS, text=preset_text("stable")) == load_config(METHODS)
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    readme = blocks((ROOT / "README.md").read_text(encoding="utf-8"), "bash")
+    command = next(block.strip() for block in readme if "pytest" in block)
+    assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
