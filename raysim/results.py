@@ -90,10 +90,9 @@ class MetricsTable:
         for total in totals:
             by_client.setdefault(total.client, []).append(total)
         whole = by_client.pop(-1)
-        self._add_figures(round_, "global", [_percent([total]) for total in whole])
-        self.add(round_, "accuracy_all", _percent(whole), split="test")
+        self._add_figures(round_, "global", [[total] for total in whole])
         if by_client:
-            self._add_figures(round_, "personal", [_percent(own) for own in by_client.values()])
+            self._add_figures(round_, "personal", list(by_client.values()))
         return self.evaluation(round_)
 
     def evaluation(self, round_: int) -> JsonDict:
@@ -150,11 +149,13 @@ class MetricsTable:
         for row in pq.read_table(path, schema=METRICS).to_pylist():
             self._rounds.setdefault(row["round"], []).append(row)
 
-    def _add_figures(self, round_: int, model: str, accuracies: Sequence[float]) -> None:
-        avg, std = mean_and_std(accuracies)
-        count = len(accuracies)
-        self.add(round_, "accuracy_avg", avg, model=model, split="test", count=count)
-        self.add(round_, "accuracy_std", std, model=model, split="test", count=count)
+    def _add_figures(self, round_: int, model: str, parts: Sequence[Sequence[EvalSum]]) -> None:
+        """Add AVG and STD over domains (global) or clients (personal), and over all examples."""
+        avg, std = mean_and_std([_percent(part) for part in parts])
+        every = _percent([total for part in parts for total in part])
+        for name, value in (("avg", avg), ("std", std), ("all", every)):
+            metric = f"accuracy_{name}"
+            self.add(round_, metric, value, model=model, split="test", count=len(parts))
 
 
 def _percent(sums: Sequence[EvalSum]) -> float:
