@@ -36,10 +36,11 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor
 from torch.nn import functional
 
-from raysim.channels import Groups, Mask, kept_parameters, num_units, put, select_units, take
+from raysim.channels import Groups, Mask, num_units, per_group, select_units
 from raysim.method import Averaging, Batch, ClientView, Update, weighted
 from raysim.seeds import Stream
 from raysim.settings import alias
+from raysim.structures import Structure, filter_norms
 from raysim.tensors import Arrays, load_arrays, prefixed, state_arrays, under
 from raysim.training import FitResult, fit
 
@@ -84,29 +85,27 @@ class DapperFL(Averaging):
         groups = client.model.channel_groups("inner")
         load_arrays(client.model, received)
         if self.removal_ratio(client.client) > 0:
-            trained, mask_C, loss = self._train_pruned(client, received, groups)
+            trained, kept, loss = self._train_pruned(client, received, groups)
         else:
-            trained, mask_C, loss = self._train_dense(client, groups)
+            trained, kept, loss = self._train_dense(client, groups)
         own = {e: a for e, a in trained.items() if self.is_private(e, client.model)}
-        shapes = {name: client.weights[name].shape for name, _ in client.model.named_parameters()}
-        state = prefixed("own", own) | ({"mask": mask_C} if any(self.removal_ratios) else {})
+        parameters = {name: client.weights[name] for name, _ in client.model.named_parameters()}
+        state = prefixed("own", own) | ({"mask": kept.mask_C} if any(self.removal_ratios) else {})
         return Update(
             sums=weighted({e: a for e, a in trained.items() if e not in own}, client.num_examples),
             state=state or None,
-            metrics={
-                "loss": loss,
-                "kept_parameters": float(kept_parameters(shapes, groups, mask_C)),
-            },
+            metrics={"loss": loss, "kept_parameters": float(kept.num_scalars(parameters))},
         )
 
-    def _train_dense(self, client: ClientView, groups: Groups) -> tuple[Arrays, Mask, float]:
+    def _train_dense(self, client: ClientView, groups: Groups) -> tuple[Arrays, Structure, float]:
         plain = self._num_plain_epochs(client) * client.num_examples
         result = self._fit(client, self._regularised(client, plain))
-        return state_arrays(client.model), np.ones(num_units(groups), np.bool_), result.loss
+        everything = Structure(groups, np.ones(num_units(groups), np.bool_), sliced=True)
+        return state_arrays(client.model), everything, result.loss
 
     def _train_pruned(
         self, client: ClientView, received: Arrays, groups: Groups
-    ) -> tuple[Arrays, Mask, float]:
+    ) -> tuple[Arrays, Structure, float]:
         """Fine-tune, fuse, prune, train the slice, recover."""
         first = self._num_plain_epochs(client)
         rest = client.local.epochs - first
@@ -114,11 +113,12 @@ class DapperFL(Averaging):
         share = fusion_share(client.round, self.fusion_start, self.fusion_floor, self.fusion_decay)
         dense = fuse(received, state_arrays(client.model), share) if first else received
         mask_C = largest_channels(dense, groups, self.removal_ratio(client.client))
-        load_arrays(client.model, take(dense, groups, mask_C))
+        kept = Structure(groups, mask_C, sliced=True)
+        kept.load(client.model, dense)
         sliced = self._fit(client, self._regularised(client, 0), epochs=rest, stream=Stream.SLICED)
         base = received if self.average == "recovered" else without_weights(received)
-        trained = put(base, state_arrays(client.model), groups, mask_C)
-        return trained, mask_C, (first * tuned.loss + rest * sliced.loss) / client.local.epochs
+        loss = (first * tuned.loss + rest * sliced.loss) / client.local.epochs
+        return kept.read(client.model, base), kept, loss
 
     def _num_plain_epochs(self, client: ClientView) -> int:
         return min(self.fine_tune_epochs, client.local.epochs - 1)
@@ -160,8 +160,9 @@ class DapperFL(Averaging):
         dense = client.weights | under("own", client.state)
         if "mask" in client.state:
             groups = client.model.channel_groups("inner")
-            dense = take(dense, groups, client.state["mask"])
-        load_arrays(client.model, dense)
+            Structure(groups, client.state["mask"], sliced=True).load(client.model, dense)
+        else:
+            load_arrays(client.model, dense)
         return True
 
 
@@ -187,11 +188,8 @@ def largest_channels(dense: Arrays, groups: Groups, removal_ratio: float) -> Mas
         groups: the layers whose channels are pruned.
         removal_ratio: rho, the share of each layer's channels that goes; at least one stays.
     """
-    masks = []
-    for group in groups:
-        filters = dense[f"{group.producer}.weight"]
-        norm_L = np.abs(filters).reshape(len(filters), -1).sum(1, dtype=np.float64)
-        masks.append(select_units(norm_L, [group], 1 - removal_ratio, 0.0))
+    norms = zip(groups, per_group(groups, filter_norms(dense, groups)), strict=True)
+    masks = [select_units(norm_L, [group], 1 - removal_ratio, 0.0) for group, norm_L in norms]
     return np.concatenate(masks)
 
 

@@ -38,37 +38,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from raysim.aggregation import Partial, Weighted
-from raysim.channels import (
-    Groups,
-    Mask,
-    kept_parameters,
-    layer_mean_scores,
-    num_units,
-    per_group,
-    put,
-    put_units,
-    select_units,
-    take,
-    take_units,
-)
-from raysim.fisher import UnitRecorder, importance, set_gates
+from raysim.channels import Mask, layer_mean_scores, num_units, select_units
+from raysim.fisher import batch_importance, domain_means, sampled_rows, scored_loss, set_gates
 from raysim.messages import Costs
-from raysim.method import (
-    Batch,
-    ClientView,
-    Method,
-    ServerState,
-    ServerView,
-    Update,
-    as_entry,
-    weighted,
-)
+from raysim.method import ClientView, Method, ServerState, ServerView, Update, as_entry, weighted
 from raysim.models import ChannelModel
+from raysim.private_units import fit_private, private_state, with_private
 from raysim.seeds import Stream, generator
 from raysim.settings import alias
-from raysim.structures import Structure, filter_magnitudes, freeze, silenced
+from raysim.structures import Structure, covered_means, filter_magnitudes
 from raysim.tensors import Array, Arrays, load_arrays, prefixed, under
-from raysim.training import fit, freeze_batchnorm
+from raysim.training import Batch, fit
 
 Floats = NDArray[np.float64]
 
@@ -147,28 +127,26 @@ class FedFIP(Method):
         """Measure importance only in rounds that form a mask."""
         return self.phases if self.forms_mask(round_) else ("fit",)
 
+    def _structure(self, model: ChannelModel, mask_C: Mask) -> Structure:
+        return Structure(model.channel_groups(self.scope), mask_C, sliced=self.scope == "inner")
+
     # Client ----------------------------------------------------------------------------------
 
     def client_step(self, client: ClientView) -> Update:
         """Measure importance, or train the personal structure."""
-        groups = client.model.channel_groups(self.scope)
+        shared = self._structure(client.model, client.message["mask"])
         step = self._measure if client.phase == "importance" else self._train
-        return step(client, groups, client.message["mask"])
+        return step(client, shared)
 
-    def _measure(self, client: ClientView, groups: Groups, mask_C: Mask) -> Update:
+    def _measure(self, client: ClientView, shared: Structure) -> Update:
         load_arrays(client.model, client.weights)
-        set_gates(client.model, groups, mask_C if self.fisher_point == "masked" else None)
-        rows = torch.from_numpy(self._sample(client))
-        batch = client.shard.batch(rows.to(client.shard.labels.device))
-        importance_DC = importance(
-            client.model,
-            batch.images,
-            batch.labels,
-            batch.domains,
-            client.num_domains,
-            groups,
-            self.fisher,
-            client.local.batch_size,
+        mask_C = shared.mask_C if self.fisher_point == "masked" else None
+        set_gates(client.model, shared.groups, mask_C)
+        rng = client.generator(Stream.FISHER_SAMPLES, client.client)
+        batch = client.shard.batch(sampled_rows(client.shard.domains, self.fisher_samples, rng))
+        size = client.local.batch_size
+        importance_DC = batch_importance(
+            client.model, batch, client.num_domains, shared.groups, self.fisher, size
         )
         counts_D = client.shard.counts(client.num_domains)
         uploaded_C = domain_weighted(importance_DC, counts_D).astype(np.float32)
@@ -177,131 +155,87 @@ class FedFIP(Method):
             state=client.state | {"importance": importance_DC},
         )
 
-    def _sample(self, client: ClientView) -> NDArray[np.int64]:
-        rng = client.generator(Stream.FISHER_SAMPLES, client.client)
-        domain_N = client.shard.domains.numpy(force=True)
-        chosen = [
-            np.sort(rng.permutation(np.flatnonzero(domain_N == k))[: self.fisher_samples])
-            for k in np.unique(domain_N)
-        ]
-        return np.concatenate(chosen)
-
-    def _train(self, client: ClientView, groups: Groups, mask_C: Mask) -> Update:
-        reactivated_C = self._reactivated(client, groups, mask_C)
-        shared = self._structure(groups, mask_C)
-        whole = self._structure(groups, mask_C | reactivated_C)
+    def _train(self, client: ClientView, shared: Structure) -> Update:
+        whole, received = self._personal(client, shared)
         trained = whole if self.reactivation == "joint" else shared
-        received = self._with_private(client, groups, reactivated_C)
         trained.load(client.model, received)
         contrastive: list[float] = []
-        result = fit(
-            client.model,
-            client.shard,
-            client.local,
-            self._loss(client, groups, trained.inside(mask_C), contrastive),
-            key=(client.seed, client.round, client.client),
-        )
+        loss = self._loss(client, shared, trained, contrastive)
+        key = (client.seed, client.round, client.client)
+        result = fit(client.model, client.shard, client.local, loss, key=key)
         dense = own = trained.read(client.model, received)
-        if self.reactivation == "private" and reactivated_C.any():
-            own = self._train_private(client, received, shared, whole)
-        metrics = {"loss": result.loss, "reactivated": float(reactivated_C.sum())}
+        num_reactivated = whole.num_units - shared.num_units
+        if self.reactivation == "private" and num_reactivated:
+            # The personal model is made of the shared units as received, not as trained here.
+            loss = self.objective(client)
+            own = fit_private(client, loss, received, shared, whole, self.private_lr)
+        metrics = {"loss": result.loss, "reactivated": float(num_reactivated)}
         if contrastive:
             metrics["contrastive"] = float(np.mean(contrastive))
+        sent = prefixed("shared", shared.take(dense)) if self.sa else trained.covered(dense)
+        measured = {name: a for name, a in client.state.items() if name == "importance"}
         return Update(
-            sums=self._upload(client, dense, shared, trained) | self._vectors(client, mask_C),
-            state=self._keep_private(client, own, groups, mask_C, reactivated_C),
+            sums=weighted(sent, client.num_examples) | self._vectors(client, shared),
+            state=private_state(own, client.state, shared, whole) | measured,
             metrics=metrics,
         )
 
-    def _structure(self, groups: Groups, mask_C: Mask) -> Structure:
-        return Structure(groups, mask_C, sliced=self.scope == "inner")
+    def _personal(self, client: ClientView, shared: Structure) -> tuple[Structure, Arrays]:
+        """Return shared and reactivated units, and what they start from: private units put back.
 
-    def _reactivated(self, client: ClientView, groups: Groups, mask_C: Mask) -> Mask:
+        In the private step a unit without a copy starts silent, its consumers' columns zero:
+        what it once computed for the shared units no longer fits them.
+        """
+        whole = shared.with_units(self._reactivated(client, shared))
+        silent = self.reactivation == "private"
+        return whole, with_private(client.weights, client.state, shared, whole, silent=silent)
+
+    def _reactivated(self, client: ClientView, shared: Structure) -> Mask:
         importance_DC = client.state.get("importance")
         if importance_DC is None or not self.dsfp or self.reactivation == "off":
-            return np.zeros_like(mask_C)
+            return np.zeros_like(shared.mask_C)
         score_C = domain_weighted(importance_DC, client.shard.counts(client.num_domains))
         if self.reactivation_scale == "layer_mean":
-            score_C = layer_mean_scores(score_C, groups)
-        cap = int(self.reactivation_cap * len(mask_C))
-        return reactivated_units(score_C, mask_C, self.reactivation_threshold, cap)
+            score_C = layer_mean_scores(score_C, shared.groups)
+        cap = int(self.reactivation_cap * len(score_C))
+        return reactivated_units(score_C, shared.mask_C, self.reactivation_threshold, cap)
 
     def _loss(
-        self, client: ClientView, groups: Groups, shared_L: Mask, contrastive: list[float]
+        self, client: ClientView, shared: Structure, trained: Structure, contrastive: list[float]
     ) -> Callable[[Batch], Tensor]:
-        model = client.model
         known_D = client.message["known"]
         if not self.regularises or known_D.sum() < 2:
-            return lambda batch: self.loss(model, batch, client)
+            return self.objective(client)
         device = client.shard.labels.device
-        ids = [int(k) for k in np.flatnonzero(known_D)]
-        prototype_KL = torch.tensor(client.message["prototypes"], dtype=torch.float32)[ids]
-        prototype_KL = prototype_KL[:, torch.tensor(client.message["mask"])].to(device)
-        shared = torch.tensor(shared_L).to(device)
+        domains = np.flatnonzero(known_D).tolist()
+        prototype_KL = client.message["prototypes"][np.ix_(known_D, shared.mask_C)]
+        known_KL = torch.tensor(prototype_KL, dtype=torch.float32, device=device)
+        is_shared = torch.tensor(trained.inside(shared.mask_C), device=device)
 
         def loss(batch: Batch) -> Tensor:
-            with UnitRecorder(model, groups) as recorder:
-                task = functional.cross_entropy(model(batch.images), batch.labels, reduction="sum")
-                scores = recorder.scores(
-                    task, form=self.fisher, differentiable=self.contrastive_gradient
-                )
-            score_BL = torch.cat(scores, dim=1).float()[:, shared]
-            own, vectors = [], []
-            for row, domain in enumerate(ids):
-                mine = batch.domains == domain
-                if int(mine.sum()) >= 2:
-                    own.append(row)
-                    vectors.append(structure_vector(score_BL[mine].mean(0)))
-            if not vectors:
-                return task / len(batch)
-            term = contrastive_loss(
-                torch.stack(vectors), prototype_KL, own, self.contrastive_temperature
+            task, score_BC = scored_loss(
+                client.model, batch, shared.groups, self.fisher, self.contrastive_gradient
             )
+            score_BL = score_BC.float()[:, is_shared]
+            means = domain_means(score_BL, batch.domains, domains, at_least=2)
+            if not means:
+                return task / len(batch)
+            vector_NL = torch.stack([structure_vector(mean_L) for mean_L in means.values()])
+            own = [domains.index(domain) for domain in means]
+            term = contrastive_loss(vector_NL, known_KL, own, self.contrastive_temperature)
             contrastive.append(float(term.detach()))
             return task / len(batch) + self.contrastive_weight * term
 
         return loss
 
-    def _train_private(
-        self, client: ClientView, dense: Arrays, shared: Structure, whole: Structure
-    ) -> Arrays:
-        """Fit the private units around the received shared units, which stay as they are.
-
-        Those, and not the client's trained ones, are what the personal model is made of.
-        """
-        whole.load(client.model, dense)
-        freeze_batchnorm(client.model)
-        fit(
-            client.model,
-            client.shard,
-            client.local,
-            lambda batch: self.loss(client.model, batch, client),
-            key=(client.seed, client.round, client.client),
-            stream=Stream.PRIVATE_STEP,
-            lr=self.private_lr,
-            epochs=1,
-            after_step=freeze(client.model, dense, shared, whole),
-        )
-        return whole.read(client.model, dense)
-
-    def _upload(
-        self, client: ClientView, dense: Arrays, shared: Structure, trained: Structure
-    ) -> dict[str, Weighted]:
-        n = client.num_examples
-        if self.sa:
-            return weighted(prefixed("shared", take(dense, shared.groups, shared.mask_C)), n)
-        covered = trained.coverage(dense)
-        values = {entry: array * covered[entry] for entry, array in dense.items()}
-        return weighted(prefixed("trained", values) | prefixed("covered", covered), n)
-
-    def _vectors(self, client: ClientView, mask_C: Mask) -> dict[str, Weighted]:
+    def _vectors(self, client: ClientView, shared: Structure) -> dict[str, Weighted]:
         measured = self.forms_mask(client.round) and "importance" in client.state
         if not self.regularises or not measured:
             return {}
         counts_D = client.shard.counts(client.num_domains)
         sums = {}
         for domain in np.flatnonzero(counts_D):
-            shared_L = client.state["importance"][domain][mask_C]
+            shared_L = client.state["importance"][domain][shared.mask_C]
             if shared_L.sum() > 0:
                 vector_L = structure_vector(shared_L).astype(np.float32)
                 sums[f"structure/{domain}"] = Weighted(vector_L, int(counts_D[domain]))
@@ -311,42 +245,10 @@ class FedFIP(Method):
         """Load the global mask's units and the client's own reactivated ones."""
         if not self.dsfp or self.reactivation == "off":
             return False
-        groups, mask_C = client.model.channel_groups(self.scope), client.message["mask"]
-        reactivated_C = self._reactivated(client, groups, mask_C)
-        dense = self._with_private(client, groups, reactivated_C)
-        self._structure(groups, mask_C | reactivated_C).load(client.model, dense)
+        shared = self._structure(client.model, client.message["mask"])
+        whole, received = self._personal(client, shared)
+        whole.load(client.model, received)
         return True
-
-    # The client's private units --------------------------------------------------------------
-
-    def _with_private(self, client: ClientView, groups: Groups, reactivated_C: Mask) -> Arrays:
-        """Return the received dense model with the client's private units put back.
-
-        In the private step a unit without a copy starts silent, its consumers' columns zero:
-        what it once computed for the shared units no longer fits them.
-        """
-        mask_C = client.message["mask"]
-        own = client.state.get("private_units", np.zeros(0, np.int64))
-        new_C = reactivated_C.copy()
-        new_C[own] = False
-        dense = client.weights
-        if self.reactivation == "private" and new_C.any():
-            dense = silenced(dense, groups, np.flatnonzero(new_C))
-        if own.size:  # a unit that has become shared since is the server's
-            dense = put_units(dense, under("private", client.state), groups, own)
-            dense = put(dense, take(client.weights, groups, mask_C), groups, mask_C)
-        return dense
-
-    def _keep_private(
-        self, client: ClientView, dense: Arrays, groups: Groups, mask_C: Mask, reactivated_C: Mask
-    ) -> Arrays:
-        private_C = reactivated_C.copy()
-        private_C[client.state.get("private_units", np.zeros(0, np.int64))] = True
-        units = np.flatnonzero(private_C & ~mask_C)
-        state = {"private_units": units} | prefixed("private", take_units(dense, groups, units))
-        if "importance" in client.state:
-            state["importance"] = client.state["importance"]
-        return state
 
     # Server ----------------------------------------------------------------------------------
 
@@ -367,23 +269,23 @@ class FedFIP(Method):
 
     def aggregate(self, server: ServerView, partial: Partial) -> ServerState:
         """Form the mask from importances, or average shared units and structure vectors."""
-        groups = server.model.channel_groups(self.scope)
+        shared = self._structure(server.model, server.memory["mask"])
         if server.phase == "importance":
-            memory = self._new_mask(server, groups, partial.sums["importance"].mean())
+            memory = self._new_mask(server, shared, partial.sums["importance"].mean())
             return ServerState(model=server.weights, memory=server.memory | memory)
-        mask_C = server.memory["mask"]
-        model = self._average(server.weights, partial, groups, mask_C)
-        vectors = {
-            int(name.removeprefix("structure/")): mean_L
-            for name, mean_L in partial.means(n for n in partial.sums if "structure/" in n).items()
-        }
-        return ServerState(model=model, memory=server.memory | self._learn(server, vectors))
+        model = self._average(server.weights, partial, shared)
+        names = [name for name in partial.sums if name.startswith("structure/")]
+        memory = self._learn(server, under("structure", partial.means(names)))
+        return ServerState(model=model, memory=server.memory | memory)
 
-    def _new_mask(self, server: ServerView, groups: Groups, importance_C: Floats) -> Arrays:
-        old_C = server.memory["mask"]
+    def _new_mask(self, server: ServerView, shared: Structure, score_C: Floats) -> Arrays:
         if not self.dsfp:
             return {}
-        score_C = self._scores(server, groups, importance_C)
+        groups, old_C = shared.groups, shared.mask_C
+        if self.mask == "random":
+            score_C = generator(server.seed, Stream.MASK).random(len(score_C))
+        elif self.mask == "magnitude":
+            score_C = filter_magnitudes(server.weights, groups)
         if self.ranking == "layer_mean":
             score_C = layer_mean_scores(score_C, groups)
         mask_C = select_units(score_C, groups, self.keep_ratio, max(self.min_keep, 1e-9))
@@ -396,32 +298,18 @@ class FedFIP(Method):
             "known": server.memory["known"] & known_D,
         }
 
-    def _scores(self, server: ServerView, groups: Groups, importance_C: Floats) -> Floats:
-        if self.mask == "fisher":
-            return importance_C
-        if self.mask == "random":
-            return generator(server.seed, Stream.MASK).random(len(importance_C))
-        return filter_magnitudes(server.weights, groups)
+    def _average(self, old: Arrays, partial: Partial, shared: Structure) -> Arrays:
+        if not self.sa:
+            return covered_means(old, {name: s.total() for name, s in partial.sums.items()})
+        names = [name for name in partial.sums if name.startswith("shared/")]
+        means = under("shared", partial.means(names))
+        return shared.put(old, {entry: as_entry(mean, old[entry]) for entry, mean in means.items()})
 
-    def _average(self, old: Arrays, partial: Partial, groups: Groups, mask_C: Mask) -> Arrays:
-        if self.sa:
-            names = [name for name in partial.sums if name.startswith("shared/")]
-            shared = under("shared", partial.means(names))
-            return put(
-                old, {e: as_entry(mean, old[e]) for e, mean in shared.items()}, groups, mask_C
-            )
-        model = dict(old)
-        for entry, array in old.items():
-            weight = partial.sums[f"covered/{entry}"].total()
-            total = partial.sums[f"trained/{entry}"].total()
-            mean = np.divide(total, weight, out=array.astype(np.float64), where=weight > 0)
-            model[entry] = as_entry(mean, array)
-        return model
-
-    def _learn(self, server: ServerView, vectors: Mapping[int, Floats]) -> Arrays:
+    def _learn(self, server: ServerView, vectors: Arrays) -> Arrays:
         prototype_DC = server.memory["prototypes"].copy()
         known_D = server.memory["known"].copy()
-        for domain, vector_L in vectors.items():
+        for name, vector_L in vectors.items():
+            domain = int(name)
             new_C = np.zeros(prototype_DC.shape[1])
             new_C[server.memory["mask"]] = vector_L
             old_C = prototype_DC[domain] if known_D[domain] else None
@@ -433,35 +321,29 @@ class FedFIP(Method):
 
     def load_global(self, model: ChannelModel, weights: Arrays, message: Arrays) -> None:
         """Load the units of the global mask."""
-        groups = model.channel_groups(self.scope)
-        self._structure(groups, message["mask"]).load(model, weights)
+        self._structure(model, message["mask"]).load(model, weights)
 
     def bytes_down(self, server: ServerView, message: Arrays) -> int:
         """Count the shared slice once a round, the mask's bits and the prototypes."""
-        groups = server.model.channel_groups(self.scope)
-        mask_C = server.memory["mask"]
-        shapes = {entry: array.shape for entry, array in server.weights.items()}
-        shared = 4 * kept_parameters(shapes, groups, mask_C)
+        shared = self._structure(server.model, server.memory["mask"])
         first = server.phase == self.active_phases(server.round)[0]
-        prototypes = 4 * int(mask_C.sum() * server.memory["known"].sum())
-        return (
-            (shared if first else 0)
-            + (len(mask_C) + 7) // 8
-            + (prototypes if server.phase == "fit" and self.regularises else 0)
-        )
+        num_shared = shared.num_scalars(server.weights) if first else 0
+        regularises = server.phase == "fit" and self.regularises
+        num_known = int(server.memory["known"].sum()) if regularises else 0
+        mask_bytes = (len(shared.mask_C) + 7) // 8
+        return 4 * num_shared + mask_bytes + 4 * num_known * shared.num_units
 
     def costs(self, server: ServerView, image_size: int) -> Costs:
         """Count parameters and multiply-adds by the mask's filters, and of the sliced model."""
-        structure = self._structure(server.model.channel_groups(self.scope), server.memory["mask"])
-        return structure.costs(server.model, server.weights, image_size)
+        shared = self._structure(server.model, server.memory["mask"])
+        return shared.costs(server.model, server.weights, image_size)
 
     def describe(self, server: ServerView) -> Mapping[str, float]:
         """Return kept units, in all and by layer, and the churn of the latest mask."""
-        groups, mask_C = server.model.channel_groups(self.scope), server.memory["mask"]
-        figures = {"kept_units": float(mask_C.sum()), "churn": float(server.memory["churn"][0])}
-        for group, mask_L in zip(groups, per_group(groups, mask_C), strict=True):
-            figures[f"kept_units/{group.name}"] = float(mask_L.sum())
-        return figures
+        shared = self._structure(server.model, server.memory["mask"])
+        layers = {f"kept_units/{name}": float(size) for name, size in shared.sizes().items()}
+        churn = float(server.memory["churn"][0])
+        return {"kept_units": float(shared.num_units), "churn": churn} | layers
 
 
 # The paper's equations, in its order ----------------------------------------------------------

@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from raysim.channels import ChannelGroup, Groups, Mask, num_units, per_group
 from raysim.models.base import Gate
+from raysim.training import Batch
 
 Form = Literal["gate", "weight"]
 Differentiable = Literal["no", "surrogate", "exact"]
@@ -159,6 +160,46 @@ class UnitRecorder:
         return squares / _filter_size(producer)
 
 
+def scored_loss(
+    model: nn.Module, batch: Batch, groups: Groups, form: Form, differentiable: Differentiable
+) -> tuple[Tensor, Tensor]:
+    """Return the cross entropy of a batch and the scores that belong to it.
+
+    Args:
+        model: a `ChannelModel`, dense or sliced.
+        batch: B examples on the model's device.
+        groups: the groups, in order.
+        form: "gate" or "weight".
+        differentiable: see `UnitRecorder.scores`.
+
+    Returns:
+        The sum over the batch, scalar, and [B, C], each example's squared gradient for each unit
+        that the model has.
+    """
+    with UnitRecorder(model, groups) as recorder:
+        loss_sum = functional.cross_entropy(model(batch.images), batch.labels, reduction="sum")
+        scores = recorder.scores(loss_sum, form=form, differentiable=differentiable)
+    return loss_sum, torch.cat(scores, dim=1)
+
+
+def domain_means(
+    score_BL: Tensor, domain_B: Tensor, domains: Sequence[int], at_least: int
+) -> dict[int, Tensor]:
+    """Average scores over the examples of each domain.
+
+    Args:
+        score_BL: float [B, L].
+        domain_B: int [B], the domain of each example.
+        domains: the domains that are wanted.
+        at_least: examples below which a domain is left out, >= 1.
+
+    Returns:
+        Means [L] by domain, in the order of `domains`.
+    """
+    rows = {domain: domain_B == domain for domain in domains}
+    return {d: score_BL[mine].mean(0) for d, mine in rows.items() if int(mine.sum()) >= at_least}
+
+
 def gate_scores(activation: Tensor, gradient: Tensor) -> Tensor:
     """Return the squared per-example gradients of gates.
 
@@ -273,14 +314,41 @@ def importance(
     with _evaluating(model), torch.enable_grad(), UnitRecorder(model, groups) as recorder:
         for start in range(0, len(images), batch_size):
             batch = slice(start, start + batch_size)
-            loss_sum = functional.cross_entropy(
-                model(images[batch]), labels[batch], reduction="sum"
-            )
+            logits = model(images[batch])
+            loss_sum = functional.cross_entropy(logits, labels[batch], reduction="sum")
             score_BC = torch.cat(recorder.scores(loss_sum, form=form), dim=1).double().cpu().numpy()
             for domain in np.unique(domain_N[batch]):
                 sums_DC[domain] += score_BC[domain_N[batch] == domain].sum(axis=0)
     count_D = np.bincount(domain_N, minlength=num_domains)
     return sums_DC / np.maximum(count_D, 1)[:, None]
+
+
+def batch_importance(
+    model: nn.Module, batch: Batch, num_domains: int, groups: Groups, form: Form, batch_size: int
+) -> NDArray[np.float64]:
+    """Measure the `importance` of each unit on the examples of one batch, [D, C]."""
+    return importance(
+        model, batch.images, batch.labels, batch.domains, num_domains, groups, form, batch_size
+    )
+
+
+def sampled_rows(domains: Tensor, most: int, rng: np.random.Generator) -> Tensor:
+    """Choose examples to measure: a random few of each domain.
+
+    Args:
+        domains: [N] int.
+        most: examples of a domain, >= 1; a domain with fewer gives all.
+        rng: what the choice comes from.
+
+    Returns:
+        Row numbers, int64 on the device of `domains`, domain by domain and ascending in each.
+    """
+    domain_N = domains.numpy(force=True)
+    chosen = [
+        np.sort(rng.permutation(np.flatnonzero(domain_N == domain))[:most])
+        for domain in np.unique(domain_N)
+    ]
+    return torch.from_numpy(np.concatenate(chosen)).to(domains.device)
 
 
 @contextmanager

@@ -1,17 +1,26 @@
 """A model under a channel mask: its units sliced out physically, or switched off by gates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from raysim.channels import Groups, Mask, per_group, put, put_units, take, take_units
+from raysim.channels import (
+    Groups,
+    Mask,
+    kept_parameters,
+    per_group,
+    put,
+    put_units,
+    take,
+    take_units,
+)
 from raysim.costs import count_costs
 from raysim.fisher import set_gates
 from raysim.messages import Costs
 from raysim.models import ChannelModel
-from raysim.tensors import Array, Arrays, load_arrays, named_state, state_arrays
+from raysim.tensors import Array, Arrays, load_arrays, named_state, prefixed, state_arrays, under
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +37,31 @@ class Structure:
     mask_C: Mask
     sliced: bool
 
+    @property
+    def num_units(self) -> int:
+        """Number of units of the mask."""
+        return int(self.mask_C.sum())
+
+    def with_units(self, more_C: Mask) -> "Structure":
+        """Return the structure of these units and more."""
+        return replace(self, mask_C=self.mask_C | more_C)
+
     def inside(self, other_C: Mask) -> Mask:
         """Return another mask over the units that the loaded model has."""
         return other_C[self.mask_C] if self.sliced else other_C
 
+    def take(self, dense: Arrays) -> Arrays:
+        """Return the part of a dense state that belongs to the structure; see `channels.take`."""
+        return take(dense, self.groups, self.mask_C)
+
+    def put(self, dense: Arrays, part: Arrays) -> Arrays:
+        """Return a dense state with a part of this structure written in; see `channels.put`."""
+        return put(dense, part, self.groups, self.mask_C)
+
     def load(self, model: ChannelModel, dense: Arrays) -> None:
         """Give the model this structure, with the values of a dense state."""
         if self.sliced:
-            load_arrays(model, take(dense, self.groups, self.mask_C))
+            load_arrays(model, self.take(dense))
         else:
             load_arrays(model, dense)
             set_gates(model, self.groups, self.mask_C)
@@ -44,15 +70,37 @@ class Structure:
         """Return the dense state with the structure's units as the model has them now."""
         trained = state_arrays(model)
         if not self.sliced:  # decay and momentum move units that are off: leave them out
-            trained = take(trained, self.groups, self.mask_C)
-        return put(dense, trained, self.groups, self.mask_C)
+            trained = self.take(trained)
+        return self.put(dense, trained)
 
     def coverage(self, dense: Arrays) -> Arrays:
         """Return dense arrays that are 1 where a scalar belongs to the structure, else 0."""
         zeros = {entry: np.zeros_like(array) for entry, array in dense.items()}
-        kept = take(dense, self.groups, self.mask_C)
-        ones = {entry: np.ones_like(array) for entry, array in kept.items()}
-        return put(zeros, ones, self.groups, self.mask_C)
+        ones = {entry: np.ones_like(array) for entry, array in self.take(dense).items()}
+        return self.put(zeros, ones)
+
+    def covered(self, dense: Arrays) -> Arrays:
+        """Return a dense state and its coverage, of which `covered_means` makes averages.
+
+        Args:
+            dense: a client's trained model.
+
+        Returns:
+            `trained/...`, the values where the structure covers them and else 0, and `covered/...`.
+        """
+        covered = self.coverage(dense)
+        trained = {entry: array * covered[entry] for entry, array in dense.items()}
+        return prefixed("trained", trained) | prefixed("covered", covered)
+
+    def num_scalars(self, dense: Mapping[str, Array]) -> int:
+        """Return how many scalars of a dense state belong to the structure."""
+        shapes = {entry: array.shape for entry, array in dense.items()}
+        return kept_parameters(shapes, self.groups, self.mask_C)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of units in each group, by its name."""
+        parts = zip(self.groups, per_group(self.groups, self.mask_C), strict=True)
+        return {group.name: int(mask_L.sum()) for group, mask_L in parts}
 
     def costs(self, model: ChannelModel, dense: Arrays, image_size: int) -> Costs:
         """Count by the mask's filters alone, and as the structure is computed physically."""
@@ -94,7 +142,7 @@ def freeze(
     """
     kept = frozen.coverage(dense)
     if whole.sliced:
-        kept = take(kept, whole.groups, whole.mask_C)
+        kept = whole.take(kept)
     parameters = dict(model.named_parameters())
     partly = []
     for entry, tensor in named_state(model).items():
@@ -128,9 +176,33 @@ def silenced(dense: Arrays, groups: Groups, units: Array) -> Arrays:
     return put_units(dense, zeros, consumers, units)
 
 
+def covered_means(old: Arrays, totals: Mapping[str, Array]) -> Arrays:
+    """Average each scalar over the clients whose structure covers it.
+
+    Args:
+        old: the dense model; its dtypes, and its values where no client covers them.
+        totals: sums over clients of weight times `Structure.covered`, by the same names.
+    """
+    trained, covered = under("trained", totals), under("covered", totals)
+    means = {}
+    for entry, array in old.items():
+        like = array.astype(np.float64)
+        mean = np.divide(trained[entry], covered[entry], out=like, where=covered[entry] > 0)
+        means[entry] = np.ascontiguousarray(mean, dtype=array.dtype)
+    return means
+
+
+def filter_norms(dense: Arrays, groups: Groups) -> Array:
+    """Return the l1 norm of each unit's filter, float64 [C]."""
+    return np.concatenate([w.sum(1, dtype=np.float64) for w in _absolute_filters(dense, groups)])
+
+
 def filter_magnitudes(dense: Arrays, groups: Groups) -> Array:
     """Return the mean absolute weight of each unit's filter, float64 [C]."""
+    return np.concatenate([w.mean(1, dtype=np.float64) for w in _absolute_filters(dense, groups)])
+
+
+def _absolute_filters(dense: Arrays, groups: Groups) -> list[Array]:
+    """Return the absolute weights [L, I] of each group's filters."""
     filters = [dense[f"{group.producer}.weight"] for group in groups]
-    return np.concatenate(
-        [np.abs(f).reshape(len(f), -1).mean(1, dtype=np.float64) for f in filters]
-    )
+    return [np.abs(w).reshape(len(w), -1) for w in filters]

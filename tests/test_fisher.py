@@ -7,9 +7,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from raysim.channels import num_units, per_group, put, select_units, take
-from raysim.fisher import UnitRecorder, importance, set_gates, weight_scores
+from raysim.fisher import (
+    UnitRecorder,
+    batch_importance,
+    domain_means,
+    importance,
+    sampled_rows,
+    scored_loss,
+    set_gates,
+    weight_scores,
+)
 from raysim.models import MODELS, ChannelModel, Gate, GatedLayer, build_model
 from raysim.tensors import load_arrays, state_arrays
+from raysim.training import Batch
 
 torch.set_num_threads(1)
 
@@ -362,3 +372,59 @@ def test_float32_importance_is_finite_and_close_to_float64(name, form):
     double = importance(model, images, *arguments)
     single = importance(model.float(), images.float(), *arguments)
     np.testing.assert_allclose(single, double, rtol=1e-3, atol=1e-5 * double.max())
+
+
+# Batches and domains ---------------------------------------------------------------------------
+
+
+def test_importance_of_a_batch_is_that_of_its_examples():
+    model = trained_like("cnn")
+    groups = model.channel_groups("inner")
+    images, labels = examples(model, 16, num=7)
+    domains = torch.tensor([2, 0, 2, 0, 0, 2, 2])
+    batch = Batch(images, labels, domains)
+    expected = importance(model, images, labels, domains, 4, groups, "gate", 3)
+    np.testing.assert_array_equal(batch_importance(model, batch, 4, groups, "gate", 3), expected)
+    assert expected.any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("differentiable", ["no", "surrogate", "exact"])
+def test_scored_loss_is_the_summed_loss_and_its_scores(form, differentiable):
+    model = trained_like("cnn").eval()
+    groups = model.channel_groups("inner")
+    images, labels = examples(model, 16)
+    batch = Batch(images, labels, torch.zeros(5, dtype=torch.int64))
+    loss_sum, score_BC = scored_loss(model, batch, groups, form, differentiable)
+    torch.testing.assert_close(loss_sum, 5 * cross_entropy(model(images), labels))
+    expected = loop_oracle(model, images, labels, groups, form)
+    np.testing.assert_allclose(score_BC.detach().numpy(), expected, rtol=1e-7, atol=1e-12)
+    assert score_BC.requires_grad == (differentiable != "no")
+    if differentiable != "no":  # the graph is there for the task's own backward
+        (loss_sum + score_BC.sum()).backward()
+
+
+def test_domain_means_leave_out_domains_with_few_examples():
+    scores = torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8], [9, 10]])
+    domains = torch.tensor([4, 1, 4, 0, 2])
+    means = domain_means(scores, domains, [0, 3, 4], at_least=1)
+    assert {domain: mean.tolist() for domain, mean in means.items()} == {0: [7, 8], 4: [3, 4]}
+    assert [*means] == [0, 4]
+    assert [*domain_means(scores, domains, [4, 2, 1, 0], at_least=2)] == [4]
+    assert domain_means(scores, domains, [0, 3], at_least=2) == {}
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_sampled_rows_are_a_few_of_each_domain(most):
+    domains = torch.tensor([3, 0, 3, 3, 0, 5, 3, 3, 3, 3])
+    rows = sampled_rows(domains, most, np.random.default_rng(0))
+    assert rows.dtype == torch.int64
+    assert torch.bincount(domains[rows]).tolist() == [min(n, most) for n in (2, 0, 0, 7, 0, 1)]
+    for domain in (0, 3, 5):
+        own = rows[domains[rows] == domain].tolist()
+        assert own == sorted(set(own))
+    assert domains[rows].tolist() == sorted(domains[rows].tolist())
+    again = sampled_rows(domains, most, np.random.default_rng(0))
+    assert torch.equal(rows, again)
+    draws = {tuple(sampled_rows(domains, 3, np.random.default_rng(s)).tolist()) for s in range(9)}
+    assert len(draws) > 1
