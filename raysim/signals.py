@@ -32,7 +32,7 @@ class Signals:
     def poll(self) -> None:
         """Raise what is pending; for waiting loops inside one `deferred` block of their own."""
         if self._pending and self._depth == 1:
-            raise Interrupted(self._pending)
+            self._interrupt()
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -43,11 +43,16 @@ class Signals:
         finally:
             self._depth -= 1
         if self._pending and not self._depth:
-            raise Interrupted(self._pending)
+            self._interrupt()
 
     def _arrive(self, signum: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._pending = signum
         if not self._depth:
-            raise Interrupted(signum)
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Raise once: what saves the last complete round must not be interrupted again."""
+        signum, self._pending = self._pending, 0
+        raise Interrupted(signum)
