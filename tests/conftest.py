@@ -46,3 +46,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedP
     done = run_command(*CLI, INPROCESS, f"output.dir={folder}")
     assert done.returncode == 0, done.stderr
     return only_run(folder), done
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks are selected by
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give all tests that use Ray to one worker process, so that they share one Ray."""
+    for item in items:
+        if "local_ray" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+            item.add_marker(pytest.mark.ray)
