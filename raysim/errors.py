@@ -1,5 +1,7 @@
 """Errors a user meets; each message names the value, the limit and the remedy."""
 
+import traceback
+
 
 class UserError(Exception):
     """Something the user can put right before anything runs (exit status 2)."""
@@ -23,6 +25,12 @@ class ClusterError(UserError):
 
 class RunError(Exception):
     """The run failed (exit status 1); the message says which client, round and phase."""
+
+
+def failure(where: str, error: Exception) -> RunError:
+    """Return a `RunError` that says where an exception came up and keeps its traceback."""
+    trace = "".join(traceback.format_exception(error))
+    return RunError(f"{where}: {type(error).__name__}: {error}\n{trace}")
 
 
 class Interrupted(BaseException):

@@ -6,7 +6,6 @@ the clients' states at the end of the round.
 """
 
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from raysim.aggregation import NonFiniteError, Partial
 from raysim.config import RunConfig
 from raysim.data.datasets import open_dataset
 from raysim.data.partition import Shard
-from raysim.errors import RunError
+from raysim.errors import UserError, failure
 from raysim.evaluation import evaluate
 from raysim.messages import ClientReport, EvalSum, EvalUnit, Update
 from raysim.method import ClientView
@@ -87,8 +86,10 @@ class Host:
             try:
                 update = self._step(round_, phase, client, weights, message)
                 update = self._admit(client, update, partial)
+            except UserError:
+                raise
             except Exception as error:
-                raise RunError(self._where(client, round_, phase, error)) from error
+                raise failure(self._where(client, round_, phase), error) from error
             if update.state is not None:
                 self._staged[client] = update.state
             reports.append(self._report(client, update, time.perf_counter() - started))
@@ -194,14 +195,10 @@ class Host:
             seconds=seconds,
         )
 
-    def _where(self, client: int, round_: int, phase: str, error: Exception) -> str:
+    def _where(self, client: int, round_: int, phase: str) -> str:
         ids = torch.unique(self._train[client].domains).tolist()
         domains = ", ".join(self._dataset.domains[i] for i in ids)
-        trace = "".join(traceback.format_exception(error))
-        return (
-            f"client {client} (domains: {domains}) failed in round {round_ + 1}, phase {phase!r}: "
-            f"{type(error).__name__}: {error}\n{trace}"
-        )
+        return f"client {client} (domains: {domains}) failed in round {round_ + 1}, phase {phase!r}"
 
     def _unit(self, unit: EvalUnit) -> ShardData:
         if unit not in self._units:

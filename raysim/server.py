@@ -6,7 +6,7 @@ import torch
 
 from raysim.aggregation import Partial
 from raysim.config import RunConfig
-from raysim.errors import RunError
+from raysim.errors import RunError, failure
 from raysim.messages import Costs
 from raysim.method import ServerState, ServerView
 from raysim.skeleton import build_skeleton, method_of, refresh
@@ -51,7 +51,7 @@ class Server:
             The method's figures after the phase.
 
         Raises:
-            RunError: updates were refused and none is left.
+            RunError: updates were refused and none is left, or the method raised.
         """
         total = Partial()
         for partial in partials:
@@ -61,8 +61,13 @@ class Server:
                 f"round {round_ + 1}, phase {phase!r}: every update of the cohort was refused for "
                 "NaN or infinity; lower local.lr or set local.max_grad_norm"
             )
-        self._next = self._method.aggregate(self._view(round_, phase, self._next), total)
-        return dict(self._method.describe(self._view(round_, phase, self._next)))
+        try:
+            self._next = self._method.aggregate(self._view(round_, phase, self._next), total)
+            return dict(self._method.describe(self._view(round_, phase, self._next)))
+        except Exception as error:
+            raise failure(
+                f"the server failed in round {round_ + 1}, phase {phase!r}", error
+            ) from error
 
     def commit(self) -> Arrays:
         """Make the state in the making the committed one; returns its model."""
