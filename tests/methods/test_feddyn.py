@@ -72,4 +72,4 @@ def test_own_duals_bend_the_second_round_and_stay_private() -> None:
 
 
 def test_defaults() -> None:
-    assert FedDyn().alpha == 0.1
+    assert FedDyn().alpha == 0.01
