@@ -5,7 +5,7 @@
 
 | symbol | field | default | from |
 |---|---|---|---|
-| alpha | alpha | 0.01 | FLGo's grid 0.001 ... 0.1; 0.1 swings in the first 20 rounds of digits_mini |
+| alpha | alpha | 0.01 | FLGo's grid 0.001 ... 0.1; 0.1 swings for 20 rounds of digits_mini |
 
 Up: weights, n_i, a one to be counted. Down: weights. Private: h_i, under "dual/...". h is in the
 server's memory. h and h_i start at 0. alpha = 0 is FedAvg bit for bit, h and h_i not used.

@@ -141,7 +141,10 @@ def _read(path: Path) -> Checkpoint | None:
 
 
 def _save(arrays: Arrays, path: Path) -> None:
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+    try:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+    except SafetensorError as error:  # what it makes of a full disk
+        raise OSError(f"{path}: {error}") from error
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -27,7 +27,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 def resume(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], overrides: Overrides = None
 ) -> None:
-    """Go on with an interrupted run; execution.*, output.* and rounds may change."""
+    """Go on with an interrupted run; rounds, execution.* and output.* may change."""
     run(overrides, resume=run_dir)
 
 
@@ -58,7 +58,7 @@ def data_inspect(
     name: Name = "digits_mini",
     root: Annotated[Path | None, typer.Option(help="Folder of the data.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG).")] = None,
-    size: Annotated[int, typer.Option(help="Side of the images in pixels.")] = 32,
+    size: Annotated[int, typer.Option(min=8, max=512, help="Side of the images in pixels.")] = 32,
 ) -> None:
     """Count a data set's images by domain and class, and draw a contact sheet."""
     raise typer.Exit(guarded(lambda: _inspect(name, root, out, size)))

@@ -6,19 +6,18 @@ its hash stands in every checkpoint.
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import Field, PositiveInt, SerializeAsAny, ValidationError
 
 from raysim.data.partition import AnyPartition, DomainDirichlet, PartitionSettings
 from raysim.errors import ConfigError
 from raysim.plugins import find_method
 from raysim.settings import Named, Settings, did_you_mean
+from raysim.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from raysim.method import Method
@@ -48,7 +47,7 @@ class ModelSettings(Settings):
 
     name: Literal["cnn", "resnet10", "resnet18", "alexnet"] = "resnet10"
     """Architecture."""
-    width: PositiveInt = 16
+    width: Annotated[int, Field(ge=1, le=1024)] = 16
     """Channels of the first stage; 64 is the usual ResNet."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Layout of images in memory; it changes the last bits of results. `auto` is channels_last
@@ -80,7 +79,7 @@ class LocalSettings(Settings):
     """Global norm that gradients are clipped to; null does not clip."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 runs forward passes under autocast; weights and sums stay fp32."""
-    threads: PositiveInt = 1
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
     """CPU threads of torch in each host; part of the experiment, since it changes last bits."""
 
 
@@ -205,7 +204,7 @@ def load_config(
         ConfigError: malformed YAML, an unknown key or value; the message names the nearest key or
             the range.
     """
-    tree = _parse_yaml(text, source) or {}
+    tree = parse_yaml(text, source) or {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected `key: value` lines, got {type(tree).__name__}")
     for item in overrides:
@@ -235,34 +234,6 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "
     return keys
 
 
-def _parse_yaml(text: str, source: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not valid YAML: {error}") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's numbers and booleans: 1e-5 is a number, off and no are words."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - the base class's own name
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(true|false|True|False|TRUE|FALSE)$"), list("tfTF")
-)
-
-
 def _with_partition_kind(data: Any) -> Any:
     """Let `data.partition.alpha` alone mean the default kind."""
     if not isinstance(data, dict) or data.get("partition") is None:
@@ -290,7 +261,7 @@ def _override(tree: dict[str, Any], item: str, methods: MethodTable) -> None:
     path = key.strip().split(".")
     if not separator or not all(path):
         raise ConfigError(f"{item!r} is not of the form key=value, e.g. method.rho=0.5")
-    value = _parse_yaml(raw, f"the value of {key}")
+    value = parse_yaml(raw, f"the value of {key}")
     node = tree
     for depth, part in enumerate(path[:-1]):
         child = _named(".".join(path[: depth + 1]), node.get(part))
@@ -336,6 +307,8 @@ def _explain(cls: type[Settings], problem: Any) -> tuple[str, str]:
     section = _section(cls, path)
     parts = [str(p) for p in problem["loc"] if p not in _PARTITIONS and not _is_branch(p)]
     key = ".".join(parts)
+    if problem["type"] == "boolean":
+        return ".".join([*parts, problem["ctx"]["key"]]), problem["msg"]
     if problem["type"] == "extra_forbidden":
         known = _field_names(section)
         twice = str(leaf) in known  # an alias beside the name that it stands for
@@ -343,10 +316,22 @@ def _explain(cls: type[Settings], problem: Any) -> tuple[str, str]:
     if problem["type"] == "union_tag_invalid":
         kind = problem["ctx"]["tag"]
         return f"{key}.kind", f"no partition {kind!r}{did_you_mean(str(kind), _PARTITIONS)}"
-    bounds = _range(section, parts[-1]) if parts and not problem["type"].startswith("int_") else ""
     value = problem.get("input")
     shown = "" if isinstance(value, dict | Settings) else f", got {value!r}"
-    return key, f"{bounds or problem['msg'][0].lower() + problem['msg'][1:]}{shown}"
+    words = _WORDS.get(problem["type"].partition("_")[0], "")
+    bounds = _range(section, parts[-1]) if parts and problem["type"] not in _UNBOUNDED else ""
+    if bounds and words:
+        bounds = bounds.replace("must lie", words)
+    return key, f"{bounds or words or problem['msg'][0].lower() + problem['msg'][1:]}{shown}"
+
+
+_WORDS = {
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "path": "must be a path",
+    "model": "must be a section of `key: value` lines",
+}
+_UNBOUNDED = {"value_error"}
 
 
 def _is_branch(part: Any) -> bool:

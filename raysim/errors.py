@@ -27,7 +27,7 @@ class RunError(Exception):
     """The run failed (exit status 1); the message says which client, round and phase."""
 
 
-def failure(where: str, error: Exception) -> RunError:
+def failure(where: str, error: BaseException) -> RunError:
     """Return a `RunError` that says where an exception came up and keeps its traceback."""
     trace = "".join(traceback.format_exception(error))
     return RunError(f"{where}: {type(error).__name__}: {error}\n{trace}")

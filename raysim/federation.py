@@ -6,13 +6,14 @@ It knows no method, no Ray and no tensor: the executor runs phases, observers lo
 import math
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from raysim.checkpoint import Checkpoint, discard_after, save_checkpoint
 from raysim.config import RunConfig
-from raysim.errors import Interrupted, RunError
+from raysim.errors import RunError
 from raysim.evaluation import eval_units, mean_and_std
 from raysim.executor import Executor, PhaseReport
 from raysim.messages import ClientReport, JsonDict
@@ -134,8 +135,9 @@ class Federation:
                 if self._done % self._config.output.checkpoint_every == 0:
                     self._save()
             self._save()
-        except (Interrupted, RunError):
-            self._save()
+        except BaseException:  # whatever ends the run, a closed terminal too
+            with suppress(RunError, OSError):  # the first error is the one to tell
+                self._save()
             raise
         return self._finish()
 

@@ -88,7 +88,7 @@ class Host:
                 update = self._admit(client, update, partial)
             except UserError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise failure(self._where(client, round_, phase), error) from error
             if update.state is not None:
                 self._staged[client] = update.state

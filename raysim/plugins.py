@@ -36,6 +36,8 @@ def find_method(name: str) -> "type[Method] | None":
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"method.name={name}: {error}") from None
         return method_from_source(code, path, class_name)
+    if name.endswith(".py"):
+        raise ConfigError(f"method.name={name}: name the class in the file too, {name}:MyMethod")
     for point in entry_points(group=GROUP):
         if point.name == name:
             return _checked(point.load(), name)
@@ -60,7 +62,7 @@ def method_from_source(code: str, origin: str, class_name: str) -> "type[Method]
         sys.modules[module_name] = module
         try:
             exec(compile(code, origin, "exec"), module.__dict__)  # the user's own code, by request
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[module_name]
             raise ConfigError(f"{origin}: {type(error).__name__}: {error}") from error
     found = getattr(sys.modules[module_name], class_name, None)

@@ -111,8 +111,9 @@ class MetricsTable:
         if ("personal", "accuracy_avg") in figures:
             personal = {key: figures["personal", f"accuracy_{key}"] for key in ("avg", "std")}
         chosen = [r for r in rows if r["metric"] == "accuracy" and r["model"] == "global"]
+        accuracy = {row["domain"]: row["value"] for row in chosen}
         return {
-            "domains": {row["domain"]: row["value"] for row in chosen},
+            "domains": {name: accuracy[name] for name in self._domains if name in accuracy},
             "avg": figures["global", "accuracy_avg"],
             "std": figures["global", "accuracy_std"],
             "personal": personal,

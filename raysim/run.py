@@ -167,7 +167,7 @@ def _train(
     console: Console,
     signals: Signals,
 ) -> JsonDict:
-    from raysim.errors import Interrupted, RunError
+    from raysim.errors import Interrupted
     from raysim.federation import Federation
     from raysim.progress import closing_table, display
     from raysim.results import write_json
@@ -193,8 +193,9 @@ def _train(
             if checkpoint:
                 federation.resume(checkpoint)
             summary = federation.run()
-        except (Interrupted, RunError, OSError) as error:
-            status = "interrupted" if isinstance(error, Interrupted) else "failed"
+        except BaseException as error:
+            stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+            status = "interrupted" if stopped else "failed"
             with suppress(OSError):
                 write_json(
                     {"status": status, "rounds": federation.saved_rounds, "error": str(error)},
@@ -228,18 +229,22 @@ def _resume(folder: Path, overrides: Sequence[str], console: Console) -> None:
     from raysim.config import changed_keys
     from raysim.errors import ResumeError
 
+    if any(word.startswith("output.dir") for word in overrides):
+        raise ResumeError("a resumed run goes on in its own directory: leave out output.dir")
     if not (folder / "config.yaml").is_file():
         raise ResumeError(f"{folder} is not a run directory: it has no config.yaml")
     config = read_config(overrides, folder / "config.yaml")
     checkpoint = latest_checkpoint(folder / "checkpoints")
     changed = changed_keys(checkpoint.experiment, config.experiment())
-    if "rounds" in changed and config.rounds > checkpoint.round:
-        changed.remove("rounds")  # a longer or shorter run has the same rounds so far
+    if config.rounds < checkpoint.round:
+        raise ResumeError(
+            f"rounds={config.rounds}: {folder} has {checkpoint.round} complete rounds already"
+        )
+    changed = [key for key in changed if key != "rounds"]  # the rounds so far are the same
     if changed:
         raise ResumeError(
-            f"{', '.join(changed)} differ from the run in {folder}: resuming would mix two "
-            "experiments. Start a new run for other values; execution.*, output.* and a larger "
-            "rounds may change"
+            f"not as in {folder}: {', '.join(changed)}. Resuming would mix two experiments: start "
+            "a new run for other values; rounds, execution.* and most of output.* may change"
         )
     execute(config, console, (folder, checkpoint))
 

@@ -4,7 +4,14 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 
 class Settings(BaseModel):
@@ -19,6 +26,17 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_boolean_numbers(cls, values: Any) -> Any:
+        """Refuse true and false where pydantic would read them as 1 and 0."""
+        for key, value in values.items() if isinstance(values, dict) else ():
+            field = cls.model_fields.get(key)
+            if isinstance(value, bool) and field is not None and field.annotation is not bool:
+                message = "true and false mean nothing here"
+                raise PydanticCustomError("boolean", message, {"key": key})
+        return values
 
 
 class Named(Settings):

@@ -198,3 +198,14 @@ def test_changed_keys_are_dotted_and_sorted() -> None:
 def test_no_override_ends_in_anything_but_a_config_error(key: str, value: str) -> None:
     with suppress(ConfigError):
         load(f"{key}={value}", f"local.{key}={value}")
+
+
+@pytest.mark.parametrize("key", ["rounds", "local.lr", "data.partition.min_examples"])
+def test_booleans_are_no_numbers(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: true and false mean nothing here"):
+        load_config(METHODS, overrides=[f"{key}=true"])
+
+
+def test_a_key_that_stands_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the key 'rounds' stands twice"):
+        load_config(METHODS, text="rounds: 1\nrounds: 2\n")

@@ -1,7 +1,9 @@
 """The command line: exit statuses, messages and what a run directory holds."""
 
 import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -11,9 +13,10 @@ import typer
 from typer.testing import CliRunner, Result
 
 from raysim import cli
+from raysim.checkpoint import latest_checkpoint
 from raysim.results import METRICS
 from raysim.run import run
-from tests.toy import CLI, INPROCESS, bits_of, only_run, run_command
+from tests.toy import CLI, INPROCESS, bits_of, command, environment, only_run, run_command
 
 Finished = tuple[Path, CompletedProcess[str]]
 SMALL = [*CLI, INPROCESS, "rounds=1"]
@@ -203,3 +206,36 @@ def test_the_contact_sheet_is_written(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["data", "inspect", "digits_mini", "--out", str(sheet)])
     assert result.exit_code == 0
     assert sheet.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_reader_that_goes_away_loses_no_round(tmp_path: Path) -> None:
+    words = command(*CLI, INPROCESS, f"output.dir={tmp_path}", "output.checkpoint_every=100")
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            if line.startswith("round 2/6"):
+                break
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 1
+    folder = only_run(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert latest_checkpoint(folder / "checkpoints").round == summary["rounds"] >= 2
+    assert f"--resume {folder}" in errors
+
+
+def test_a_method_that_exits_has_failed(tmp_path: Path) -> None:
+    file = tmp_path / "leaves.py"
+    file.write_text(
+        "from raysim.method import Method\n\n\nclass Leaves(Method):\n"
+        "    def loss(self, model, batch, client):\n        raise SystemExit(0)\n"
+    )
+    done = run_command(
+        "--preset", "quick", f"method={file}:Leaves", f"output.dir={tmp_path / 'runs'}"
+    )
+    assert done.returncode == 1
+    assert re.search(r"client 0 \(domains: .*\) failed in round 1, phase 'fit'", done.stderr)
