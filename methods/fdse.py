@@ -26,7 +26,7 @@ of one domain at once.
 
 Deviates: consensus and attention run for each tensor, as in the code (paper: layer). The block is
 the code's first version, whose size is the paper's: identity copies in convolutions (Eq. 3 has
-none), scaled copies in linear layers, b a DSE tensor. 1x1 shortcuts of ResNets stay plain. Guards
+none), scaled copies in linear layers, b a DSE tensor. Guards
 that neither paper nor code has: a zero update takes no part in the consensus but counts in the
 mean norm; a zero tensor has cosine 0 to all. The EMA starts at mu_g, s_g, and gradients flow
 through the current batch only: the paper is silent. `consensus: mean` (everything shared averaged

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from raysim.checkpoint import Checkpoint
-    from raysim.config import RunConfig
+    from raysim.config import MethodTable, RunConfig
     from raysim.data.datasets import Dataset
     from raysim.data.partition import Partition
     from raysim.executor import Executor
@@ -70,6 +70,13 @@ def guarded(command: Callable[[], object]) -> int:
     return 0
 
 
+def method_table() -> MethodTable:
+    """Return the methods of the package by name."""
+    from methods import METHODS
+
+    return METHODS
+
+
 def read_config(
     overrides: Sequence[str] = (), config_file: Path | None = None, preset: str | None = None
 ) -> RunConfig:
@@ -83,7 +90,6 @@ def read_config(
     Raises:
         ConfigError: the file is missing or the settings are wrong.
     """
-    from methods import METHODS
     from raysim.config import load_config, preset_text
     from raysim.errors import ConfigError
 
@@ -98,7 +104,7 @@ def read_config(
             text = config_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--config {config_file}: {error}") from None
-    return load_config(METHODS, text=text, source=source, overrides=overrides)
+    return load_config(method_table(), text=text, source=source, overrides=overrides)
 
 
 def execute(

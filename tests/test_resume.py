@@ -60,7 +60,7 @@ def running(folder: Path, *words: str, **more: str) -> Iterator[subprocess.Popen
 def test_an_interrupted_run_goes_on(
     finished: Finished, tmp_path: Path, signum: int, status: int
 ) -> None:
-    stop(tmp_path, finished, signum, status)
+    assert stopped_and_resumed(tmp_path, signum) == (status, bits_of(finished[0]))
 
 
 @pytest.mark.ray
@@ -70,16 +70,17 @@ def test_an_interrupted_run_on_ray_goes_on_without_it(
 ) -> None:
     token = {k: v for k, v in os.environ.items() if k.startswith("RAY_AUTH")}
     where = {"RAY_ADDRESS": local_ray, **token}
-    stop(tmp_path, finished, signum, status, "execution.hosts=2", **where)
+    found = stopped_and_resumed(tmp_path, signum, "execution.hosts=2", **where)
+    assert found == (status, bits_of(finished[0]))
 
 
-def stop(
-    folder: Path, finished: Finished, signum: int, status: int, *words: str, **more: str
-) -> None:
+def stopped_and_resumed(
+    folder: Path, signum: int, *words: str, **more: str
+) -> tuple[int, tuple[bytes, str]]:
+    """Send a run a signal and resume it; returns its exit status and the bits at the end."""
     with running(folder, *words, **more) as process:
         process.send_signal(signum)
         _, errors = process.communicate(timeout=60)
-    assert process.returncode == status, errors
     assert "Traceback" not in errors
     folder = only_run(folder)
     assert f"python -m raysim.run --resume {folder}" in errors
@@ -87,7 +88,7 @@ def stop(
     assert summary["status"] == "interrupted"
     assert summary["rounds"] >= 3
     assert latest_checkpoint(folder / "checkpoints").round == summary["rounds"]
-    resumed(folder, finished)
+    return process.returncode, resumed(folder)
 
 
 def test_a_killed_run_goes_on(finished: Finished, tmp_path: Path) -> None:
@@ -96,13 +97,14 @@ def test_a_killed_run_goes_on(finished: Finished, tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     folder = only_run(tmp_path)
     assert latest_checkpoint(folder / "checkpoints").round >= 2
-    resumed(folder, finished)
+    assert resumed(folder) == bits_of(finished[0])
 
 
-def resumed(folder: Path, finished: Finished) -> None:
+def resumed(folder: Path) -> tuple[bytes, str]:
+    """Resume a run; returns its bits at the end."""
     done = run_command("--resume", str(folder), INPROCESS)
     assert done.returncode == 0, done.stderr
-    assert bits_of(folder) == bits_of(finished[0])
+    return bits_of(folder)
 
 
 def settings(method: dict[str, Any], rounds: int) -> dict[str, Any]:

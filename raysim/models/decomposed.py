@@ -90,10 +90,9 @@ class Decomposed(nn.Module):
 
 
 def decompose(model: ChannelModel, groups: int, expansion: Expansion) -> ChannelModel:
-    """Decompose every hidden layer of a model in place, except 1x1 convolutions, and return it.
+    """Decompose every hidden layer of a model in place, ResNets' shortcuts too, and return it.
 
-    1x1 convolutions are the shortcuts of residual networks. The channel groups of a decomposed
-    model mean nothing: it cannot be pruned.
+    The channel groups of a decomposed model mean nothing: it cannot be pruned.
 
     Args:
         model: as `build_model` returns it.
@@ -101,7 +100,7 @@ def decompose(model: ChannelModel, groups: int, expansion: Expansion) -> Channel
         expansion: see `Decomposed`.
     """
     for layer in list(model.modules()):
-        if isinstance(layer, GatedLayer) and not _is_pointwise(layer.producer):
+        if isinstance(layer, GatedLayer):
             layer.add_module("producer", Decomposed(layer.producer, groups, expansion))
     return model
 
@@ -153,10 +152,6 @@ def _named_layers(model: nn.Module) -> list[tuple[str, GatedLayer]]:
         if isinstance(module, GatedLayer)
         and isinstance(module.get_submodule("producer"), Decomposed)
     ]
-
-
-def _is_pointwise(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1)
 
 
 def _narrowed(layer: nn.Conv2d, outputs: int) -> nn.Conv2d:

@@ -4,6 +4,7 @@ Six units in two layers: 0-2 in layer A, 3-5 in layer B. Client 1 holds domains 
 1 (10), client 2 domains 1 (20) and 2 (20).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from raysim.channels import (
     Slot,
     layer_mean_scores,
     num_units,
+    per_group,
     put,
     select_units,
     take,
@@ -502,7 +504,11 @@ def test_a_random_mask_stands_still_and_a_magnitude_mask_follows_the_filters() -
 
 def test_no_reserve_is_one_unit_a_layer() -> None:
     """A layer without any unit could not run."""
-    World(fedfip(mask="magnitude", keep_ratio=0.5, min_keep=0.0)).play()
+    world = World(fedfip(mask="magnitude", keep_ratio=0.5, min_keep=0.0)).play()
+    kept_C = world.server.snapshot()[1]["mask"]
+    groups = world.server._model.channel_groups("inner")
+    assert kept_C.sum() == math.floor(0.5 * num_units(groups) + 0.5)
+    assert all(mask_L.any() for mask_L in per_group(groups, kept_C))
 
 
 def test_masks_come_after_warm_up_and_then_every_few_rounds() -> None:
