@@ -12,6 +12,7 @@
 | a_0, a_min, eps | fusion_start, fusion_floor, fusion_decay | .9, .1, .2 | paper |
 | gamma | feature_penalty | 0.01 | paper |
 | - | fine_tune_epochs | 1 | paper: epoch 1 of 5 |
+| - | average | recovered | paper; zero_filled is what the released code does |
 
 Up: recovered weights and n_i. Down: weights. Private: the client's channel mask. Personal model:
 the new global model, pruned by the client's mask. All ratios 0 and gamma = 0 is FedAvg, bit for

@@ -14,6 +14,7 @@
 | tau | temperature | 0.5 | the code's configs for Office-Caltech10 and PACS |
 | lambda | consistency_weight | 0.05 | the code's config for Office-Caltech10; PACS has 0.5 |
 | beta | depth_weight | 0.001 | paper |
+| - | consensus, dse | min_norm, depthwise | paper, code; the others are variants of a digest |
 
 Up and down: everything but BN_DSE's running statistics, which stay private; of the DSE tensors a
 client receives its own row alone (the simulator broadcasts all rows, bytes are counted for one).
@@ -26,12 +27,12 @@ of one domain at once.
 
 Deviates: consensus and attention run for each tensor, as in the code (paper: layer). The block is
 the code's first version, whose size is the paper's: identity copies in convolutions (Eq. 3 has
-none), scaled copies in linear layers, b a DSE tensor. Guards
-that neither paper nor code has: a zero update takes no part in the consensus but counts in the
-mean norm; a zero tensor has cosine 0 to all. The EMA starts at mu_g, s_g, and gradients flow
-through the current batch only: the paper is silent. `consensus: mean` (everything shared averaged
-by number of examples), `dse: pointwise` (1x1 expansion) are readings of a digest; `dse: off` keeps
-the plain network, and with `consensus: mean` and lambda 0 it is FedAvg.
+none), scaled copies in linear layers, b a DSE tensor. Guards that neither paper nor code has: a
+zero update takes no part in the consensus but counts in the mean norm; a zero tensor has cosine 0
+to all. The EMA starts at mu_g, s_g, and gradients flow through the current batch only: the paper is
+silent. `consensus: mean` (everything shared averaged by number of examples), `dse: pointwise` (1x1
+expansion) are readings of a digest; `dse: off` keeps the plain network, and with `consensus: mean`
+and lambda 0 it is FedAvg.
 """
 
 from collections.abc import Callable, Iterator

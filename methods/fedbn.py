@@ -5,6 +5,11 @@
 Up: the shared entries, n_i. Down: the shared entries. Private: scale, shift and running statistics
 of every normalisation layer, which are found by module type.
 
+| symbol | field | default | from |
+|---|---|---|---|
+| - | require_norm | true | the method is empty on a net without such layers |
+| - | global_norm | average | the FDSE authors' FedBN, whose server averages the layers too |
+
 What is tested as "personal" is the method's result. FedBN's server has no normalisation layers of
 its own, so for the test of a "global" model `global_norm: average` lends it the mean of the
 clients' layers: a copy that goes up under the names "evaluation/...", is counted in the bytes,
@@ -12,8 +17,8 @@ is used by `load_global` alone, and never reaches a client or the model's state.
 nothing and tests with layers that were never trained, at chance.
 
 Deviates: clients weigh by their examples (the authors' digits code: equally), as in the FDSE
-authors' FedBN, whose server averages the layers too. The authors find layers by the letters "bn"
-in a name and so miss those of a ResNet's shortcuts. Personal models are tested after aggregation.
+authors' FedBN. The authors find layers by the letters "bn" in a name and so miss those of a
+ResNet's shortcuts. Personal models are tested after aggregation.
 """
 
 from typing import ClassVar, Literal

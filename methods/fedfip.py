@@ -12,19 +12,22 @@
 | phi | reactivation_threshold | 1.0 | not in the paper; on importances over their layer's mean |
 | mu | prototype_momentum | 0.5 | paper: 0.4 or 0.5 |
 | lambda | contrastive_weight | 0.01 | paper: 0.005 or 0.01 |
+| tau | contrastive_temperature | 1 | paper: none |
+| - | dsfp, dsr, sa | true | the modules of the paper's ablation |
+| - | mask, contrastive_gradient | fisher, surrogate | paper: Fisher, no second-order operations |
+| - | scope, fisher, fisher_point | inner, gate, masked | sliceable, comparable, revivable |
+| - | fisher_samples, ranking, mask_every, min_keep, warmup_rounds | 32, raw, 5, .05, 5 | measured |
+| - | reactivation, private_lr | private, 0.01 | measured: joint, the paper's, costs 6 points |
+| - | reactivation_scale, reactivation_cap | layer_mean, 0.1 | chosen with phi: scale-free, bounded |
 
-Phase "importance" (rounds that form a mask): up C floats. Phase "fit": up the shared slice and one
-structure vector a domain; down the shared slice, prototypes, and the mask. Private channels and
-per-domain importances never leave the client.
+Up: C importances (when a mask is formed), the shared slice, a structure vector a domain. Down: the
+shared slice, prototypes, the mask. Private: reactivated channels, importances by domain.
 
-Deviates: the text of the paper could only be read in a digest. Importances are those of channel
-gates (`fisher: weight` is the literal form), measured on at most `fisher_samples` examples a client
-and domain, at the masked point, so that a pruned unit keeps a non-zero importance and can return.
-The mask has an exact size, a reserve in every layer, and is formed every `mask_every` rounds after
-`warmup_rounds` dense ones. Preset `literal` undoes all of this. In `scope: inner` a unit is the
-output of a block's first convolution and is sliced out physically; `scope: all` masks. The
-simulator broadcasts the dense model, in which pruned units keep their last shared values; bytes
-are counted for the shared slice alone.
+Deviates: the text of the paper could only be read in a digest. Importances are sampled, those of
+channel gates, and taken at the masked point, where a pruned unit keeps a non-zero one and can
+return. The mask has an exact size and a reserve in every layer. Preset `literal` undoes all of
+this. The simulator broadcasts the dense model, in which pruned units keep their last shared
+values; bytes are counted for the shared slice alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -98,8 +101,7 @@ class FedFIP(Method):
     warmup_rounds: NonNegativeInt = 5
     """Dense rounds before the first mask."""
     reactivation: Literal["private", "joint", "off"] = "private"
-    """Train reactivated units after the shared fit, around the received shared units frozen, or
-    jointly with it. Joint training, the paper's, costs the global model accuracy."""
+    """Train reactivated units after the shared fit, with received shared units frozen; or in it."""
     reactivation_scale: Literal["layer_mean", "raw"] = "layer_mean"
     """What reactivation_threshold is compared with."""
     reactivation_cap: Annotated[float, Field(ge=0, le=1)] = 0.1

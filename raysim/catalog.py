@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raysim.config import MethodTable, RunConfig, build_config
+from raysim.config import MethodTable, RunConfig, aliases, build_config
 from raysim.data.datasets import Dataset, open_dataset
 from raysim.data.partition import Shard, make_partition
 from raysim.method import Method
@@ -24,29 +24,54 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameter:
-    """A field of a method, its symbols in papers, its default and its description."""
+    """A field of a method.
+
+    Attributes:
+        name: the key under `method.`.
+        symbols: what papers call it; accepted as keys too.
+        default: its default.
+        source: where the default comes from, "" if the method's documents do not say.
+        description: what it does.
+    """
 
     name: str
     symbols: tuple[str, ...]
     default: object
+    source: str
     description: str
 
 
 def hyperparameters(method: type[Method]) -> list[Hyperparameter]:
     """Return a method's hyperparameters in the order of its fields."""
-    found = []
-    for name, field in method.model_fields.items():
-        if name != "name":
-            aliases = [str(a) for a in getattr(field.validation_alias, "choices", []) if a != name]
-            text = " ".join((field.description or "").split())
-            found.append(Hyperparameter(name, tuple(aliases), field.default, text))
-    return found
+    sources = _sources(method)
+    return [
+        Hyperparameter(
+            name,
+            tuple(alias for alias in aliases(field) if alias != name),
+            field.default,
+            sources.get(name, ""),
+            " ".join((field.description or "").split()),
+        )
+        for name, field in method.model_fields.items()
+        if name != "name"
+    ]
 
 
 def description(method: type[Method]) -> str:
     """Return the docstring of the method's module: paper, objective, table of symbols."""
     module = inspect.getmodule(method)
     return inspect.cleandoc((module and module.__doc__) or method.__doc__ or "")
+
+
+def _sources(method: type[Method]) -> dict[str, str]:
+    """Read the column "from" of the tables in the docstrings of the method and its bases."""
+    texts = [inspect.cleandoc(c.__doc__ or "") for c in method.__mro__ if issubclass(c, Method)]
+    sources: dict[str, str] = {}
+    for line in "\n".join([*texts, description(method)]).splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 4:
+            sources |= {field.partition("[")[0]: cells[3] for field in cells[1].split(", ")}
+    return sources
 
 
 def measure_traffic(methods: MethodTable) -> Mapping[str, Traffic]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.run import Overrides, guarded, run
+from raysim.run import Overrides, guarded, method_table, run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from raysim.method import Method
 
 app = typer.Typer(
     name="raysim",
@@ -35,7 +40,7 @@ def resume(
 def methods(
     name: Annotated[str | None, typer.Argument(help="Tell all about this method.")] = None,
 ) -> None:
-    """List the methods and what they send, or tell all about one."""
+    """List the methods: what each shares, keeps, sends, and its keys; or tell all about one."""
     raise typer.Exit(guarded(lambda: _methods(name)))
 
 
@@ -66,54 +71,41 @@ def data_inspect(
 
 def _methods(name: str | None) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    from methods import METHODS
-    from raysim.catalog import measure_traffic
+    from raysim.catalog import description, measure_traffic
+    from raysim.config import find_in
 
     console = Console(highlight=False)
-    if name is not None:
-        _method(name)
-        return
-    traffic = measure_traffic(METHODS)
-    table = Table("method", "shared", "private", box=None, padding=(0, 1))
-    for column in ("up", "down"):
-        table.add_column(f"{column} MB", justify="right", no_wrap=True)
-    for key, method in METHODS.items():
-        sent = (traffic[key].up / 1e6, traffic[key].down / 1e6)
-        title = f"[bold]{key}[/bold]\n{method.paper}"
-        table.add_row(title, method.shared, method.private, *(f"{mb:.3f}" for mb in sent))
-    console.print(table)
-    console.print(
-        "MB: what one client sends and receives in a round with all phases, default model.\n"
-        "`raysim methods NAME` tells equations, hyperparameters and where defaults come from."
-    )
+    table = method_table()
+    chosen = table if name is None else {name: find_in(table, name)}
+    traffic = measure_traffic(chosen)
+    for key, method in chosen.items():
+        if name is not None:
+            console.print(description(method), markup=False, soft_wrap=True)
+            console.print()
+        sent = traffic[key]
+        console.print(f"[bold]{key}[/bold]  {method.title}. {method.paper}", soft_wrap=True)
+        console.print(f"  shared: {method.shared}; private: {method.private}", soft_wrap=True)
+        console.print(
+            f"  {sent.up:,} bytes up and {sent.down:,} down a client and round, default model"
+        )
+        console.print(_hyperparameters(method, described=name is not None))
+        console.print()
+    if name is None:
+        console.print("`raysim methods NAME` adds equations, deviations and what each key does.")
 
 
-def _method(name: str) -> None:
-    from rich.console import Console
+def _hyperparameters(method: type[Method], *, described: bool) -> Table:
     from rich.table import Table
 
-    from methods import METHODS
-    from raysim.catalog import description, hyperparameters, measure_traffic
-    from raysim.errors import ConfigError
-    from raysim.plugins import find_method
-    from raysim.settings import did_you_mean
+    from raysim.catalog import hyperparameters
 
-    method = METHODS.get(name) or find_method(name)
-    if method is None:
-        raise ConfigError(f"no method {name!r}{did_you_mean(name, METHODS)}")
-    console = Console(highlight=False, markup=False)
-    console.print(description(method), soft_wrap=True)
-    sent = measure_traffic({name: method})[name]
-    console.print(
-        f"\nbytes a client and round, default model: {sent.up:,} up, {sent.down:,} down\n"
-    )
-    table = Table("hyperparameter", "default", "", box=None, padding=(0, 1))
+    table = Table(box=None, padding=(0, 1), show_header=False)
     for item in hyperparameters(method):
-        symbols = "".join(f"\n  {symbol}" for symbol in item.symbols)
-        table.add_row(f"method.{item.name}{symbols}", str(item.default), item.description)
-    console.print(table)
+        names = "\n  ".join([f"method.{item.name}", *item.symbols])
+        told = f"{item.description}\nfrom: {item.source}" if described else item.source
+        table.add_row("", names, str(item.default), told)
+    return table
 
 
 def _presets(name: str | None) -> None:

@@ -278,15 +278,23 @@ def _override(tree: dict[str, Any], item: str, methods: MethodTable) -> None:
     node[leaf] = value
 
 
+def find_in(methods: MethodTable, name: Any) -> "type[Method]":
+    """Return the method of a name: from the table, a user's file or an entry point.
+
+    Raises:
+        ConfigError: there is none; the message names the nearest.
+    """
+    found = methods.get(name) or find_method(name) if isinstance(name, str) else None
+    if found is None:
+        raise ConfigError(f"method.name: no method {name!r}{did_you_mean(str(name), methods)}")
+    return found
+
+
 def _pick_method(section: Any, methods: MethodTable) -> "tuple[type[Method], dict[str, Any]]":
     section = _named("method", section) or {}
     if not isinstance(section, dict):
         raise ConfigError(f"method: expected a name or a section, got {section!r}")
-    name = section.get("name", "fedfip")
-    found = methods.get(name) or find_method(name) if isinstance(name, str) else None
-    if found is None:
-        raise ConfigError(f"method.name: no method {name!r}{did_you_mean(str(name), methods)}")
-    return found, section
+    return find_in(methods, section.get("name", "fedfip")), section
 
 
 def _validate(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
@@ -353,7 +361,7 @@ def _section(cls: type[Any], path: Sequence[Any]) -> type[Any]:
 def _range(section: type[Any], name: str) -> str:
     """Word the bounds of a numeric field, e.g. "must lie in (0, 1]"."""
     fields = section.model_fields
-    field = fields.get(name) or next((f for f in fields.values() if name in _aliases(f)), None)
+    field = fields.get(name) or next((f for f in fields.values() if name in aliases(f)), None)
     if field is None:
         return ""
     bounds = {
@@ -370,15 +378,16 @@ def _range(section: type[Any], name: str) -> str:
 
 
 def _field_names(cls: type[Any]) -> list[str]:
-    return [*cls.model_fields, *(a for f in cls.model_fields.values() for a in _aliases(f))]
+    return [*cls.model_fields, *(a for f in cls.model_fields.values() for a in aliases(f))]
 
 
 def _spellings(cls: type[Any] | None, key: str) -> list[str]:
     fields = cls.model_fields if cls else {}
-    spelled = ([name, *_aliases(field)] for name, field in fields.items())
+    spelled = ([name, *aliases(field)] for name, field in fields.items())
     return next((names for names in spelled if key in names), [])
 
 
-def _aliases(field: Any) -> list[str]:
+def aliases(field: Any) -> list[str]:
+    """Return the further names that a pydantic field goes by."""
     alias = field.validation_alias
     return [str(choice) for choice in getattr(alias, "choices", [alias] if alias else [])]

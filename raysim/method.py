@@ -232,7 +232,12 @@ class Method(Named):
 
 
 class Averaging(Method):
-    """Base of methods that average the whole model and have no rule of their own for BatchNorm."""
+    """Base of methods that average the whole model and have no rule of their own for BatchNorm.
+
+    | symbol | field | default | from |
+    |---|---|---|---|
+    | - | buffers | average | released codes average whole states, running statistics included |
+    """
 
     buffers: Literal["average", "local"] = "average"
     """BatchNorm's running statistics: averaged as weights are, or kept on each client."""

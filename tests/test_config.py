@@ -1,3 +1,4 @@
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -195,12 +196,10 @@ def test_changed_keys_are_dotted_and_sorted() -> None:
 
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_no_override_ends_in_anything_but_a_config_error(key: str, value: str) -> None:
-    try:
+    config = load()
+    with suppress(ConfigError):  # any other exception fails the test
         config = load(f"{key}={value}", f"local.{key}={value}")
-    except ConfigError as error:
-        assert str(error)
-    else:  # an accepted override leaves a config that reads back as it is
-        assert load_config(METHODS, text=yaml.safe_dump(config.resolved())) == config
+    assert load_config(METHODS, text=yaml.safe_dump(config.resolved())) == config
 
 
 @pytest.mark.parametrize("key", ["rounds", "local.lr", "data.partition.min_examples"])

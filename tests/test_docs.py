@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from methods import METHODS
+from raysim.catalog import hyperparameters
 from raysim.cli import app
 from raysim.config import load_config, preset_names, preset_text
 from tests.toy import INPROCESS, only_run, run_command
@@ -106,3 +108,21 @@ def test_ci_runs_the_readmes_test_command() -> None:
     readme = blocks((ROOT / "README.md").read_text(encoding="utf-8"), "bash")
     command = next(block.strip() for block in readme if "pytest" in block)
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_default_says_where_it_comes_from(name: str) -> None:
+    items = hyperparameters(METHODS[name])
+    assert [item.name for item in items if not item.source] == []
+    assert [item.name for item in items if not item.description] == []
+
+
+def test_the_list_of_methods_has_their_words_bytes_and_keys() -> None:
+    shown = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"}).output
+    for name, method in METHODS.items():
+        assert re.search(rf"^{name}  .*{re.escape(method.paper)}", shown, flags=re.MULTILINE)
+        assert f"shared: {method.shared}; private: {method.private}" in shown
+        for item in hyperparameters(method):
+            assert f"method.{item.name} " in shown
+            assert item.source in shown
+    assert "1,241,064 bytes up and 1,241,064 down" in shown
