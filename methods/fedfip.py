@@ -14,11 +14,11 @@
 | lambda | contrastive_weight | 0.01 | paper: 0.005 or 0.01 |
 | tau | contrastive_temperature | 1 | paper: none |
 | - | dsfp, dsr, sa | true | the modules of the paper's ablation |
-| - | mask, contrastive_gradient | fisher, surrogate | paper: Fisher, no second-order operations |
+| - | mask, contrastive_gradient | fisher, surrogate | paper: no second-order operations |
 | - | scope, fisher, fisher_point | inner, gate, masked | sliceable, comparable, revivable |
 | - | fisher_samples, ranking, mask_every, min_keep, warmup_rounds | 32, raw, 5, .05, 5 | measured |
 | - | reactivation, private_lr | private, 0.01 | measured: joint, the paper's, costs 6 points |
-| - | reactivation_scale, reactivation_cap | layer_mean, 0.1 | chosen with phi: scale-free, bounded |
+| - | reactivation_scale, reactivation_cap | layer_mean, 0.1 | chosen with phi: scale-free |
 
 Up: C importances (when a mask is formed), the shared slice, a structure vector a domain. Down: the
 shared slice, prototypes, the mask. Private: reactivated channels, importances by domain.

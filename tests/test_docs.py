@@ -126,3 +126,21 @@ def test_the_list_of_methods_has_their_words_bytes_and_keys() -> None:
             assert f"method.{item.name} " in shown
             assert item.source in shown
     assert "1,241,064 bytes up and 1,241,064 down" in shown
+
+
+def test_an_installed_entry_point_is_a_method(tmp_path: Path) -> None:
+    """What `pip install` leaves of a package, without the pip."""
+    (tmp_path / "their_package.py").write_text(
+        "from raysim.method import Method\n\n\nclass Theirs(Method):\n    title = 'Theirs'\n"
+    )
+    info = tmp_path / "their_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[raysim.methods]\ntheirs = their_package:Theirs\n")
+    where = {"PYTHONPATH": str(tmp_path)}
+    runs = tmp_path / "runs"
+    done = run_command("method=theirs", *SMALL, INPROCESS, f"output.dir={runs}", **where)
+    assert done.returncode == 0, done.stderr
+    assert "-theirs-" in only_run(runs).name
+    refused = run_command("method=thers", *SMALL, INPROCESS, f"output.dir={runs}", **where)
+    assert refused.returncode == 2

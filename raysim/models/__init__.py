@@ -18,14 +18,15 @@ MODELS: dict[str, Callable[[int, int, int], ChannelModel]] = {
 }
 
 
-def build_model(name: str, num_classes: int, image_size: int, width: int) -> ChannelModel:
+def build_model(name: str, num_classes: int, image_size: int, width: int = 64) -> ChannelModel:
     """Build a model with PyTorch's default initialisation, drawn from torch's global generator.
 
     Args:
         name: one of `MODELS`.
         num_classes: outputs of the head, >= 1.
         image_size: side of the square RGB images in pixels.
-        width: channels of the first convolution, >= 1; all other layers grow in proportion.
+        width: channels of the first convolution, >= 1; all other layers grow in proportion. 64 is the
+            usual ResNet and AlexNet.
 
     Raises:
         ConfigError: the name is unknown, a number is too small, or the images are too small.
