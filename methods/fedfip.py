@@ -25,9 +25,9 @@ shared slice, prototypes, the mask. Private: reactivated channels, importances b
 
 Deviates: the text of the paper could only be read in a digest. Importances are sampled, those of
 channel gates, and taken at the masked point, where a pruned unit keeps a non-zero one and can
-return. The mask has an exact size and a reserve in every layer. Preset `literal` undoes all of
-this. The simulator broadcasts the dense model, in which pruned units keep their last shared
-values; bytes are counted for the shared slice alone.
+return. The mask has an exact size and a reserve in every layer. Preset `literal` undoes all but the
+exact size and one unit a layer. The simulator broadcasts the dense model, in which pruned units
+keep their last shared values; bytes are counted for the shared slice alone.
 """
 
 from collections.abc import Callable, Mapping

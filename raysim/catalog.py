@@ -4,10 +4,11 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raysim.config import MethodTable, RunConfig, aliases, build_config
+from raysim.config import MethodTable, RunConfig, build_config
 from raysim.data.datasets import Dataset, open_dataset
 from raysim.data.partition import Shard, make_partition
 from raysim.method import Method
+from raysim.settings import aliases
 from raysim.skeleton import method_of
 
 _CLIENTS = 400  # tiny shards: a step takes moments, and bytes do not depend on their size

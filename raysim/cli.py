@@ -32,7 +32,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 def resume(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], overrides: Overrides = None
 ) -> None:
-    """Go on with an interrupted run; rounds, execution.* and output.* may change."""
+    """Go on with an interrupted run; rounds, execution.* and output.* but output.dir may change."""
     run(overrides, resume=run_dir)
 
 

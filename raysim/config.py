@@ -16,7 +16,7 @@ from pydantic import Field, PositiveInt, SerializeAsAny, ValidationError
 from raysim.data.partition import AnyPartition, DomainDirichlet, PartitionSettings
 from raysim.errors import ConfigError
 from raysim.plugins import find_method
-from raysim.settings import Named, Settings, did_you_mean
+from raysim.settings import Named, Settings, aliases, did_you_mean
 from raysim.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
@@ -385,9 +385,3 @@ def _spellings(cls: type[Any] | None, key: str) -> list[str]:
     fields = cls.model_fields if cls else {}
     spelled = ([name, *aliases(field)] for name, field in fields.items())
     return next((names for names in spelled if key in names), [])
-
-
-def aliases(field: Any) -> list[str]:
-    """Return the further names that a pydantic field goes by."""
-    alias = field.validation_alias
-    return [str(choice) for choice in getattr(alias, "choices", [alias] if alias else [])]

@@ -40,7 +40,10 @@ def find_method(name: str) -> "type[Method] | None":
         raise ConfigError(f"method.name={name}: name the class in the file too, {name}:MyMethod")
     for point in entry_points(group=GROUP):
         if point.name == name:
-            return _checked(point.load(), name)
+            try:
+                return _checked(point.load(), name)
+            except (ImportError, AttributeError) as error:
+                raise ConfigError(f"method.name={name}: {point.value}: {error}") from error
     return None
 
 

@@ -6,7 +6,7 @@ import torch
 
 from raysim.aggregation import Partial
 from raysim.config import RunConfig
-from raysim.errors import RunError, failure
+from raysim.errors import RunError, UserError, failure
 from raysim.messages import Costs
 from raysim.method import ServerState, ServerView
 from raysim.skeleton import build_skeleton, method_of, refresh
@@ -64,6 +64,8 @@ class Server:
         try:
             self._next = self._method.aggregate(self._view(round_, phase, self._next), total)
             return dict(self._method.describe(self._view(round_, phase, self._next)))
+        except UserError:
+            raise
         except Exception as error:
             raise failure(
                 f"the server failed in round {round_ + 1}, phase {phase!r}", error

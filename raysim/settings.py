@@ -32,7 +32,8 @@ class Settings(BaseModel):
     def _no_boolean_numbers(cls, values: Any) -> Any:
         """Refuse true and false where pydantic would read them as 1 and 0."""
         for key, value in values.items() if isinstance(values, dict) else ():
-            field = cls.model_fields.get(key)
+            names = (n for n, f in cls.model_fields.items() if key == n or key in aliases(f))
+            field = cls.model_fields.get(next(names, ""))
             if isinstance(value, bool) and field is not None and field.annotation is not bool:
                 message = "true and false mean nothing here"
                 raise PydanticCustomError("boolean", message, {"key": key})
@@ -48,6 +49,12 @@ class Named(Settings):
     def label(self) -> str:
         """The name as results show it: the class alone if it comes from a file."""
         return self.name.rpartition(":")[2]
+
+
+def aliases(field: Any) -> list[str]:
+    """Return the further names that a pydantic field goes by."""
+    alias = field.validation_alias
+    return [str(choice) for choice in getattr(alias, "choices", [alias] if alias else [])]
 
 
 def alias(name: str, *symbols: str) -> Any:

@@ -1,4 +1,4 @@
-"""YAML as settings need it: version 1.2's numbers and booleans, and no key twice."""
+"""YAML as settings need it: exponents and booleans as in version 1.2, and no key twice."""
 
 import re
 from typing import Any

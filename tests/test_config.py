@@ -202,7 +202,9 @@ def test_no_override_ends_in_anything_but_a_config_error(key: str, value: str) -
     assert load_config(METHODS, text=yaml.safe_dump(config.resolved())) == config
 
 
-@pytest.mark.parametrize("key", ["rounds", "local.lr", "data.partition.min_examples"])
+@pytest.mark.parametrize(
+    "key", ["rounds", "local.lr", "data.partition.min_examples", "method.rho", "method.lambda"]
+)
 def test_booleans_are_no_numbers(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}: true and false mean nothing here"):
         load_config(METHODS, overrides=[f"{key}=true"])

@@ -239,3 +239,11 @@ def test_a_method_that_exits_has_failed(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert re.search(r"client 0 \(domains: .*\) failed in round 1, phase 'fit'", done.stderr)
+
+
+def test_what_a_mask_cannot_keep_is_the_users_to_put_right(tmp_path: Path) -> None:
+    words = ["method.rho=0.05", "method.min_keep=0.5", f"output.dir={tmp_path}"]
+    done = run_command(*SMALL, *words)
+    assert done.returncode == 2, done.stderr
+    assert "raise keep_ratio or lower min_keep_fraction" in done.stderr
+    assert "Traceback" not in done.stderr

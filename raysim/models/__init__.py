@@ -25,8 +25,7 @@ def build_model(name: str, num_classes: int, image_size: int, width: int = 64) -
         name: one of `MODELS`.
         num_classes: outputs of the head, >= 1.
         image_size: side of the square RGB images in pixels.
-        width: channels of the first convolution, >= 1; all other layers grow in proportion. 64 is the
-            usual ResNet and AlexNet.
+        width: channels of the first convolution, >= 1; all others in proportion. 64 is usual.
 
     Raises:
         ConfigError: the name is unknown, a number is too small, or the images are too small.
