@@ -42,8 +42,7 @@ from raysim.method import Averaging, Batch, ClientView, Update, weighted
 from raysim.seeds import Stream
 from raysim.settings import alias
 from raysim.structures import Structure, filter_norms
-from raysim.tensors import Arrays, load_arrays, prefixed, state_arrays, under
-from raysim.training import FitResult, fit
+from raysim.tensors import Arrays, load_arrays, state_arrays
 
 Ratio = Annotated[float, Field(ge=0, lt=1)]
 
@@ -82,7 +81,7 @@ class DapperFL(Averaging):
 
     def client_step(self, client: ClientView) -> Update:
         """Train the client's slice of the model and send it as part of a whole one."""
-        received = client.weights | under("own", client.state)
+        received = client.weights | client.own_entries
         groups = client.model.channel_groups("inner")
         load_arrays(client.model, received)
         if self.removal_ratio(client.client) > 0:
@@ -91,7 +90,7 @@ class DapperFL(Averaging):
             trained, kept, loss = self._train_dense(client, groups)
         own = {e: a for e, a in trained.items() if self.is_private(e, client.model)}
         parameters = {name: client.weights[name] for name, _ in client.model.named_parameters()}
-        state = prefixed("own", own) | ({"mask": kept.mask_C} if any(self.removal_ratios) else {})
+        state = own | ({"kept/units": kept.mask_C} if any(self.removal_ratios) else {})
         return Update(
             sums=weighted({e: a for e, a in trained.items() if e not in own}, client.num_examples),
             state=state or None,
@@ -100,7 +99,7 @@ class DapperFL(Averaging):
 
     def _train_dense(self, client: ClientView, groups: Groups) -> tuple[Arrays, Structure, float]:
         plain = self._num_plain_epochs(client) * client.num_examples
-        result = self._fit(client, self._regularised(client, plain))
+        result = client.fit(self._regularised(client, plain))
         everything = Structure(groups, np.ones(num_units(groups), np.bool_), sliced=True)
         return state_arrays(client.model), everything, result.loss
 
@@ -110,13 +109,13 @@ class DapperFL(Averaging):
         """Fine-tune, fuse, prune, train the slice, recover."""
         first = self._num_plain_epochs(client)
         rest = client.local.epochs - first
-        tuned = self._fit(client, lambda b: self.loss(client.model, b, client), epochs=first)
+        tuned = client.fit(self.objective(client), epochs=first)
         share = fusion_share(client.round, self.fusion_start, self.fusion_floor, self.fusion_decay)
         dense = fuse(received, state_arrays(client.model), share) if first else received
         mask_C = largest_channels(dense, groups, self.removal_ratio(client.client))
         kept = Structure(groups, mask_C, sliced=True)
         kept.load(client.model, dense)
-        sliced = self._fit(client, self._regularised(client, 0), epochs=rest, stream=Stream.SLICED)
+        sliced = client.fit(self._regularised(client, 0), epochs=rest, stream=Stream.SLICED)
         base = received if self.average == "recovered" else without_weights(received)
         loss = (first * tuned.loss + rest * sliced.loss) / client.local.epochs
         return kept.read(client.model, base), kept, loss
@@ -124,23 +123,10 @@ class DapperFL(Averaging):
     def _num_plain_epochs(self, client: ClientView) -> int:
         return min(self.fine_tune_epochs, client.local.epochs - 1)
 
-    def _fit(
-        self,
-        client: ClientView,
-        loss: Callable[[Batch], Tensor],
-        *,
-        epochs: int | None = None,
-        stream: Stream = Stream.BATCHES,
-    ) -> FitResult:
-        key = (client.seed, client.round, client.client)
-        return fit(
-            client.model, client.shard, client.local, loss, key=key, epochs=epochs, stream=stream
-        )
-
     def _regularised(self, client: ClientView, num_plain: int) -> Callable[[Batch], Tensor]:
         """Return the loss that adds the penalty once so many examples have been seen."""
         if self.feature_penalty == 0:
-            return lambda batch: self.loss(client.model, batch, client)
+            return self.objective(client)
         num_seen = 0
 
         def loss(batch: Batch) -> Tensor:
@@ -156,14 +142,11 @@ class DapperFL(Averaging):
 
     def load_personal(self, client: ClientView) -> bool:
         """Load the channels of the client's mask from the new global model."""
-        if not client.state:
-            return False
-        dense = client.weights | under("own", client.state)
-        if "mask" in client.state:
-            groups = client.model.channel_groups("inner")
-            Structure(groups, client.state["mask"], sliced=True).load(client.model, dense)
-        else:
-            load_arrays(client.model, dense)
+        mask_C = client.state.get("kept/units")
+        if mask_C is None:
+            return super().load_personal(client)
+        kept = Structure(client.model.channel_groups("inner"), mask_C, sliced=True)
+        kept.load(client.model, client.weights | client.own_entries)
         return True
 
 

@@ -29,7 +29,6 @@ from raysim.gradients import pull
 from raysim.method import Averaging, ClientView, Update
 from raysim.settings import alias
 from raysim.tensors import load_arrays, prefixed, state_arrays, under
-from raysim.training import fit
 
 
 class Ditto(Averaging):
@@ -48,12 +47,8 @@ class Ditto(Averaging):
         """Train the received model, then the personal one."""
         update = super().client_step(client)
         self.load_personal(client)
-        result = fit(
-            client.model,
-            client.shard,
-            client.local,
-            lambda batch: self.loss(client.model, batch, client),
-            key=(client.seed, client.round, client.client),  # FedAvg's batches, on purpose
+        result = client.fit(  # FedAvg's batches, on purpose
+            self.objective(client),
             before_step=pull(client.model, client.weights, self.personal_weight),
         )
         personal = prefixed("personal", state_arrays(client.model))

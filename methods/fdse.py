@@ -111,13 +111,8 @@ class FDSE(Method):
         regulariser = Consistency(client.model, self.depth_weight)
         on = self.consistency_weight > 0 and client.round > 0 and self.dse != "off"
         with regulariser.recording() if on else ExitStack():
-            result = fit(
-                client.model,
-                client.shard,
-                client.local,
-                self._regularised(client, regulariser) if on else self.objective(client),
-                key=(client.seed, client.round, client.client),
-            )
+            loss = self._regularised(client, regulariser) if on else self.objective(client)
+            result = client.fit(loss)
         metrics = {"loss": result.loss} | ({"consistency": regulariser.mean()} if on else {})
         return self._update(client, metrics)
 
@@ -351,15 +346,20 @@ def _erasers_only(model: ChannelModel) -> Iterator[None]:
         norm.train()
         norm.reset_running_stats()
         norm.momentum = None  # the plain mean over all batches: a few have to do
-    yield
-    for norm, momentum in norms:
-        norm.momentum = momentum
-    model.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for norm, momentum in norms:
+            norm.momentum = momentum
+        model.requires_grad_(True)
 
 
 @torch.no_grad()
 def measure(model: ChannelModel, shard: ShardData, batch_size: int, depth_weight: float) -> float:
-    """Return L_con of a shard against BN_DFE's running statistics; leaves the model's state."""
+    """Return L_con of a shard against BN_DFE's running statistics.
+
+    The model ends in eval mode, its state as before.
+    """
     model.eval()
     normalise_by_batch(model, True)
     regulariser = Consistency(model, depth_weight, decay=0.0)

@@ -86,13 +86,11 @@ class FedBN(Method):
     def aggregate(self, server: ServerView, partial: Partial) -> ServerState:
         """Average the shared entries; keep the mean of lent layers apart from the model."""
         lent = {n: s for n, s in partial.sums.items() if n.startswith("evaluation/")}
-        shared = {n: s for n, s in partial.sums.items() if n not in lent}
-        model = super().aggregate(server, Partial(sums=shared)).model
         memory = {
             name: as_entry(total.mean(), server.weights[name.removeprefix("evaluation/")])
             for name, total in lent.items()
         }
-        return ServerState(model=model, memory=memory)
+        return ServerState(model=super().aggregate(server, partial).model, memory=memory)
 
     def broadcast(self, server: ServerView) -> Arrays:
         """Send nothing to clients that train."""

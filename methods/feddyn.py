@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raysim.aggregation import Partial, Weighted
-from raysim.gradients import chained, pull, shift
+from raysim.gradients import pull, shift
 from raysim.method import Averaging, ClientView, ServerState, ServerView, Update, as_entry
 from raysim.tensors import Array, Arrays, prefixed, to_array, under
 
@@ -50,9 +50,15 @@ class FedDyn(Averaging):
         """Add alpha (w - w_t) - h_i to the gradients."""
         towards = pull(client.model, client.weights, self.alpha)
         dual = under("dual", client.state)
-        if self.alpha == 0 or not dual:
+        if towards is None or not dual:
             return towards
-        return chained(shift(client.model, {name: -h for name, h in dual.items()}), towards)
+        away = shift(client.model, {name: -h for name, h in dual.items()})
+
+        def both() -> None:
+            away()
+            towards()
+
+        return both
 
     def client_step(self, client: ClientView) -> Update:
         """Train, then renew h_i."""
@@ -83,12 +89,11 @@ class FedDyn(Averaging):
         """Average the model, renew h, and move the parameters by -h / alpha."""
         if self.alpha == 0:
             return super().aggregate(server, partial)
-        trained = {n: s for n, s in partial.sums.items() if "/" not in n}
-        model = super().aggregate(server, Partial(sums=trained)).model
+        model = super().aggregate(server, partial).model
         share = partial.sums["drawn/clients"].weight / server.num_clients
         memory = {}
         for name, old in under("dual", server.memory).items():
-            mean, received = trained[name].mean(), server.weights[name]
+            mean, received = partial.sums[name].mean(), server.weights[name]
             dual = moved_dual(old, mean, received, self.alpha * share)
             memory[f"dual/{name}"] = as_entry(dual, old)
             model[name] = as_entry(mean - dual / self.alpha, received)

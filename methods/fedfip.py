@@ -51,7 +51,7 @@ from raysim.seeds import Stream, generator
 from raysim.settings import alias
 from raysim.structures import Structure, covered_means, filter_magnitudes
 from raysim.tensors import Array, Arrays, load_arrays, prefixed, under
-from raysim.training import Batch, fit
+from raysim.training import Batch
 
 Floats = NDArray[np.float64]
 
@@ -163,8 +163,7 @@ class FedFIP(Method):
         trained.load(client.model, received)
         contrastive: list[float] = []
         loss = self._loss(client, shared, trained, contrastive)
-        key = (client.seed, client.round, client.client)
-        result = fit(client.model, client.shard, client.local, loss, key=key)
+        result = client.fit(loss)
         dense = own = trained.read(client.model, received)
         num_reactivated = whole.num_units - shared.num_units
         if self.reactivation == "private" and num_reactivated:

@@ -31,11 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raysim.aggregation import Partial, Weighted
+from raysim.aggregation import Partial, Weighted, masked_mean
 from raysim.method import Averaging, ClientView, ServerState, ServerView, Update, as_entry
 from raysim.settings import alias
-from raysim.tensors import Array, Arrays, load_arrays, prefixed, state_arrays, under
-from raysim.training import fit
+from raysim.tensors import Array, Arrays, prefixed, under
 
 Floats = NDArray[np.float64]
 SHARE_UNITS = 2**20
@@ -63,31 +62,23 @@ class FedHEAL(Averaging):
         return self._fit(client) if client.phase == "fit" else self._share(client)
 
     def _fit(self, client: ClientView) -> Update:
-        load_arrays(client.model, client.weights | under("own", client.state))
-        result = fit(
-            client.model,
-            client.shard,
-            client.local,
-            lambda batch: self.loss(client.model, batch, client),
-            key=(client.seed, client.round, client.client),
-        )
-        trained = state_arrays(client.model)
-        own = {e: a for e, a in trained.items() if self.is_private(e, client.model)}
-        shared = {e: a for e, a in trained.items() if e not in own}
+        update = super().client_step(client)
+        shared = {entry: value for entry, (value, _) in update.sums.items()}
+        own = update.state or {}
         fell = {e: a <= client.weights[e] for e, a in shared.items()}
         counts, rounds = _history(client)
         masks = {e: consistent(s, counts.get(e), rounds, self.threshold) for e, s in fell.items()}
         counts = {e: s + counts.get(e, np.int32(0)) for e, s in fell.items()}
         parameters = [name for name, _ in client.model.named_parameters()]
         moved = {e: (shared[e] - client.weights[e]) * masks[e] for e in parameters}
-        distance = update_distance(moved) if _is_finite(trained) else np.nan  # nan: refused
+        distance = update_distance(moved) if _is_finite(shared | own) else np.nan  # nan: refused
         return Update(
             gathered={"distance": np.array([distance])},
-            state={"rounds": np.array([rounds + 1])}
+            state=own
+            | {"history/rounds": np.array([rounds + 1])}
             | prefixed("fell", counts)
-            | prefixed("own", own)
             | prefixed("staged", prefixed("model", shared) | prefixed("mask", masks)),
-            metrics={"loss": result.loss, "kept_fraction": _kept_fraction(masks)},
+            metrics={**update.metrics, "kept_fraction": _kept_fraction(masks)},
         )
 
     def _share(self, client: ClientView) -> Update:
@@ -102,13 +93,6 @@ class FedHEAL(Averaging):
             sums={name: Weighted(array, share) for name, array in sent.items()},
             state={n: a for n, a in client.state.items() if not n.startswith("staged/")},
         )
-
-    def load_personal(self, client: ClientView) -> bool:
-        """Load the global model with the client's own running statistics, if it keeps any."""
-        own = under("own", client.state)
-        if own:
-            load_arrays(client.model, client.weights | own)
-        return bool(own)
 
     # Server ----------------------------------------------------------------------------------
 
@@ -209,14 +193,9 @@ def integer_shares(weight_N: Floats) -> NDArray[np.int64]:
     return np.asarray(units // np.gcd.reduce(units), np.int64)
 
 
-def masked_mean(total: Floats, support: Floats, old: Array) -> Floats:
-    """Return total / support, and the old value where no mask covers a scalar."""
-    return np.divide(total, support, out=old.astype(np.float64), where=support > 0)
-
-
 def _history(client: ClientView) -> tuple[Arrays, int]:
     """Return how often each scalar fell, by entry, and in how many rounds."""
-    rounds = client.state.get("rounds")
+    rounds = client.state.get("history/rounds")
     return under("fell", client.state), 0 if rounds is None else int(rounds[0])
 
 

@@ -105,12 +105,11 @@ class Scaffold(Averaging):
         changes = under(
             "variate_change", {n: s.total() for n, s in partial.sums.items() if "/" in n}
         )
-        trained = {n: s for n, s in partial.sums.items() if "/" not in n}
-        model = super().aggregate(server, Partial(sums=trained)).model
+        model = super().aggregate(server, partial).model
         if self.server_lr != 1.0:
             for name, _ in server.model.named_parameters():
                 old = server.weights[name].astype(np.float64)
-                step = self.server_lr * (trained[name].mean() - old)
+                step = self.server_lr * (partial.sums[name].mean() - old)
                 model[name] = as_entry(old + step, server.weights[name])
         memory = {
             f"variate/{name}": as_entry(old + changes[name] / server.num_clients, old)

@@ -167,3 +167,8 @@ class Partial:
     def in_client_order(self) -> list[tuple[int, Arrays]]:
         """Return what was gathered, in ascending client id."""
         return sorted(self.gathered.items())
+
+
+def masked_mean(total: Array, support: Array, old: Array) -> Array:
+    """Return total / support as float64, and the old value where the support is 0."""
+    return np.divide(total, support, out=old.astype(np.float64), where=support > 0)

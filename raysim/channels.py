@@ -241,7 +241,7 @@ def take_units(arrays: Mapping[str, Array], groups: Groups, units: ArrayLike) ->
     """
     return {
         f"{entry}@{axis}": np.take(arrays[entry], index, axis=axis)
-        for entry, axes in _positions(groups, _unit_mask(groups, units)).items()
+        for entry, axes in _positions(groups, unit_mask(groups, units)).items()
         for axis, index in axes.items()
         if index.size and entry in arrays
     }
@@ -266,7 +266,7 @@ def put_units(
         ValueError: a unit number is out of range, or a stored shape does not fit.
     """
     restored = dict(arrays)
-    for entry, axes in _positions(groups, _unit_mask(groups, units)).items():
+    for entry, axes in _positions(groups, unit_mask(groups, units)).items():
         for axis, index in axes.items():
             if index.size and entry in restored:
                 value = stored[f"{entry}@{axis}"]
@@ -288,7 +288,12 @@ def kept_parameters(shapes: Mapping[str, tuple[int, ...]], groups: Groups, mask_
     )
 
 
-def _unit_mask(groups: Groups, units: ArrayLike) -> Mask:
+def unit_mask(groups: Groups, units: ArrayLike) -> Mask:
+    """Return the mask [C] with some units set.
+
+    Raises:
+        ValueError: a unit number is out of range.
+    """
     index = np.asarray(units, dtype=np.intp)
     total = num_units(groups)
     if index.size and not (index.min() >= 0 and index.max() < total):

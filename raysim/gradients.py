@@ -12,19 +12,6 @@ from torch import Tensor, nn
 from raysim.tensors import Array
 
 
-def chained(*steps: Callable[[], None] | None) -> Callable[[], None] | None:
-    """Return what calls all steps in order, or None if there is none."""
-    given = [step for step in steps if step is not None]
-    if not given:
-        return None
-
-    def run() -> None:
-        for step in given:
-            step()
-
-    return run
-
-
 def pull(
     model: nn.Module, anchor: Mapping[str, Array], strength: float
 ) -> Callable[[], None] | None:

@@ -22,8 +22,8 @@ from raysim.models import ChannelModel, build_model
 from raysim.plugins import rebuild
 from raysim.seeds import Stream, generator
 from raysim.settings import Named
-from raysim.tensors import Array, Arrays, load_arrays, num_bytes, state_arrays
-from raysim.training import Batch, ShardData, fit
+from raysim.tensors import Array, Arrays, as_entry, load_arrays, num_bytes, state_arrays
+from raysim.training import Batch, FitResult, ShardData, fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,14 @@ class ClientView(View):
     def own_entries(self) -> Arrays:
         """The part of the state that takes the place of entries of the received model."""
         return {name: array for name, array in self.state.items() if "/" not in name}
+
+    def fit(self, loss: Callable[[Batch], Tensor], **options: Any) -> FitResult:
+        """Train `model` on the shard; the options are those of `raysim.training.fit`.
+
+        A second fit in one phase needs a stream of its own, unless it is to see the same batches.
+        """
+        key = (self.seed, self.round, self.client)
+        return fit(self.model, self.shard, self.local, loss, key=key, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,14 +173,7 @@ class Method(Named):
     def client_step(self, client: ClientView) -> Update:
         """Run a phase on a client: by default train from the received model and send the result."""
         load_arrays(client.model, client.weights | client.own_entries)
-        result = fit(
-            client.model,
-            client.shard,
-            client.local,
-            self.objective(client),
-            key=(client.seed, client.round, client.client),
-            before_step=self.before_step(client),
-        )
+        result = client.fit(self.objective(client), before_step=self.before_step(client))
         trained = state_arrays(client.model)
         private = {e: a for e, a in trained.items() if self.is_private(e, client.model)}
         shared = {e: a for e, a in trained.items() if e not in private}
@@ -203,10 +204,12 @@ class Method(Named):
         return {}
 
     def aggregate(self, server: ServerView, partial: Partial) -> ServerState:
-        """Return the server's state after a phase: by default the weighted means of the model."""
-        means = {
-            entry: as_entry(mean, server.weights[entry]) for entry, mean in partial.means().items()
-        }
+        """Return the server's state after a phase: by default the weighted means of the model.
+
+        Sums under names with a slash are no model entries and are left to the method.
+        """
+        entries = [name for name in partial.sums if "/" not in name]
+        means = {e: as_entry(m, server.weights[e]) for e, m in partial.means(entries).items()}
         return ServerState(model=server.weights | means, memory=server.memory)
 
     def bytes_down(self, server: ServerView, message: Arrays) -> int:
@@ -250,11 +253,6 @@ class Averaging(Method):
 def weighted(arrays: Mapping[str, Array], weight: int) -> dict[str, Weighted]:
     """Give every array the same weight."""
     return {name: Weighted(array, weight) for name, array in arrays.items()}
-
-
-def as_entry(value: Array, like: Array) -> Array:
-    """Round a float64 mean to the dtype of the model entry that it replaces."""
-    return np.ascontiguousarray(value, dtype=like.dtype)
 
 
 __all__ = [

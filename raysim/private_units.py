@@ -10,12 +10,12 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from raysim.channels import Groups, Mask, num_units, put_units, take_units
+from raysim.channels import Groups, Mask, put_units, take_units, unit_mask
 from raysim.method import Batch, ClientView
 from raysim.seeds import Stream
 from raysim.structures import Structure, freeze, silenced
 from raysim.tensors import Arrays, prefixed, under
-from raysim.training import fit, freeze_batchnorm
+from raysim.training import freeze_batchnorm
 
 
 def private_mask(state: Arrays, groups: Groups) -> Mask:
@@ -25,9 +25,7 @@ def private_mask(state: Arrays, groups: Groups) -> Mask:
         state: the client's state; one without private units is fine.
         groups: the channel groups.
     """
-    mask_C = np.zeros(num_units(groups), np.bool_)
-    mask_C[state.get("private_units", np.zeros(0, np.int64))] = True
-    return mask_C
+    return unit_mask(groups, state.get("private_units", ()))
 
 
 def private_state(dense: Arrays, state: Arrays, shared: Structure, whole: Structure) -> Arrays:
@@ -92,12 +90,8 @@ def fit_private(
     """
     whole.load(client.model, received)
     freeze_batchnorm(client.model)
-    fit(
-        client.model,
-        client.shard,
-        client.local,
+    client.fit(
         loss,
-        key=(client.seed, client.round, client.client),
         stream=Stream.PRIVATE_STEP,
         lr=lr,
         epochs=1,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from raysim.aggregation import masked_mean
 from raysim.channels import (
     Groups,
     Mask,
@@ -20,7 +21,16 @@ from raysim.costs import count_costs
 from raysim.fisher import set_gates
 from raysim.messages import Costs
 from raysim.models import ChannelModel
-from raysim.tensors import Array, Arrays, load_arrays, named_state, prefixed, state_arrays, under
+from raysim.tensors import (
+    Array,
+    Arrays,
+    as_entry,
+    load_arrays,
+    named_state,
+    prefixed,
+    state_arrays,
+    under,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +194,10 @@ def covered_means(old: Arrays, totals: Mapping[str, Array]) -> Arrays:
         totals: sums over clients of weight times `Structure.covered`, by the same names.
     """
     trained, covered = under("trained", totals), under("covered", totals)
-    means = {}
-    for entry, array in old.items():
-        like = array.astype(np.float64)
-        mean = np.divide(trained[entry], covered[entry], out=like, where=covered[entry] > 0)
-        means[entry] = np.ascontiguousarray(mean, dtype=array.dtype)
-    return means
+    return {
+        entry: as_entry(masked_mean(trained[entry], covered[entry], array), array)
+        for entry, array in old.items()
+    }
 
 
 def filter_norms(dense: Arrays, groups: Groups) -> Array:

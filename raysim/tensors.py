@@ -36,6 +36,11 @@ def to_array(tensor: "torch.Tensor") -> Array:
     return np.array(tensor.detach().cpu().numpy(), order="C")
 
 
+def as_entry(value: Array, like: Array) -> Array:
+    """Round a float64 mean to the dtype of the model entry that it replaces."""
+    return np.ascontiguousarray(value, dtype=like.dtype)
+
+
 def load_arrays(model: "nn.Module", arrays: Mapping[str, Array]) -> None:
     """Load state into the model in place; an entry of another shape takes the place of the old one.
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from raysim.gradients import chained, pull, shift
+from raysim.gradients import pull, shift
 from raysim.tensors import state_arrays
 
 
@@ -42,10 +42,11 @@ def test_pull_and_shift_are_the_gradients_of_their_terms(model: nn.Module) -> No
     names, parameters = zip(*model.named_parameters(), strict=True)
     expected = dict(zip(names, torch.autograd.grad(term, parameters), strict=True))
 
-    step = chained(pull(model, anchor, 0.7), shift(model, offset))
-    assert step is not None
+    towards, away = pull(model, anchor, 0.7), shift(model, offset)
+    assert towards is not None
     backward(model)
-    step()
+    towards()
+    away()
 
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, plain[name] + expected[name])
@@ -68,4 +69,3 @@ def test_pull_uses_the_anchor_of_its_making_and_leaves_buffers_alone(model: nn.M
 
 def test_nothing_to_add_is_none(model: nn.Module) -> None:
     assert pull(model, state_arrays(model), 0.0) is None
-    assert chained(None, None) is None

@@ -1,8 +1,5 @@
 """Private units: kept from round to round, put back, trained around shared units."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +8,7 @@ from torch.nn import functional
 
 from raysim.channels import ChannelGroup, Slot, num_units
 from raysim.config import LocalSettings
+from raysim.method import ClientView
 from raysim.models import build_model
 from raysim.private_units import fit_private, private_mask, private_state, with_private
 from raysim.structures import Structure
@@ -91,7 +89,7 @@ def test_shared_scalars_are_as_received_where_they_meet_private_ones() -> None:
 # Training ----------------------------------------------------------------------------------------
 
 
-def toy_client() -> Any:
+def toy_client() -> ClientView:
     torch.manual_seed(0)
     size = 12
     shard = ShardData(
@@ -103,7 +101,20 @@ def toy_client() -> Any:
     )
     local = LocalSettings(batch_size=4, epochs=3)
     model = build_model("cnn", 3, 16, 4)
-    return SimpleNamespace(model=model, shard=shard, local=local, seed=1, round=2, client=3)
+    return ClientView(
+        seed=1,
+        round=2,
+        phase="fit",
+        model=model,
+        weights={},
+        num_domains=1,
+        num_clients=4,
+        client=3,
+        shard=shard,
+        state={},
+        message={},
+        local=local,
+    )
 
 
 def masks(total: int) -> tuple[Array, Array]:

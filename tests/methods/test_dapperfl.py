@@ -165,7 +165,7 @@ def test_removed_channels_are_what_was_received_or_zero(model: str, average: str
     )
     skeleton = build_model(model, 10, 16, 4)
     groups = skeleton.channel_groups("inner")
-    mask = states[0]["mask"]
+    mask = states[0]["kept/units"]
     assert mask.sum() == num_units(groups) // 2
     for group, kept in zip(groups, per_group(groups, mask), strict=True):
         for slot in group.slots:
@@ -207,15 +207,15 @@ def test_received_model_itself_is_pruned_if_no_epoch_is_left(fine_tune: int, epo
     groups = build_model("cnn", 10, 16, 4).channel_groups("inner")
     expected = largest_channels(before, groups, 0.5)
     for client in (0, 1):
-        np.testing.assert_array_equal(states[client]["mask"], expected)
+        np.testing.assert_array_equal(states[client]["kept/units"], expected)
 
 
 def test_personal_model_is_the_new_global_one_under_the_client_s_mask(tmp_path: Path) -> None:
     run = run_toy(toy_config(method={"name": "dapperfl", "rho": [0.4]}), tmp_path)
     assert run.summary["personal"] is not None
     for state in run.snapshot.clients.values():
-        assert state.keys() == {"mask"}
-        assert state["mask"].dtype == np.bool_
+        assert state.keys() == {"kept/units"}
+        assert state["kept/units"].dtype == np.bool_
 
 
 def test_local_running_statistics_stay_with_the_client() -> None:
@@ -229,7 +229,7 @@ def test_local_running_statistics_stay_with_the_client() -> None:
     for entry in before:
         if "running_" in entry:
             np.testing.assert_array_equal(snapshot.model[entry], before[entry])
-            assert snapshot.clients[0][f"own/{entry}"].shape == before[entry].shape
+            assert snapshot.clients[0][entry].shape == before[entry].shape
     assert executor.evaluate(1, [], personal=True)
 
 

@@ -15,9 +15,9 @@ from methods.fedheal import (
     equalised,
     expected_weight,
     integer_shares,
-    masked_mean,
     update_distance,
 )
+from raysim.aggregation import masked_mean
 from raysim.errors import ConfigError, RunError
 from raysim.executor import InProcessExecutor
 from raysim.tensors import Arrays
@@ -142,8 +142,8 @@ def test_staged_update_is_gone_after_the_round_and_history_stays() -> None:
     snapshot = executor.snapshot()
     assert snapshot.clients.keys() == {0, 7}
     for state in snapshot.clients.values():
-        assert state["rounds"].tolist() == [2]
-        assert state.keys() == {"rounds", *(f"fell/{entry}" for entry in weights)}
+        assert state["history/rounds"].tolist() == [2]
+        assert state.keys() == {"history/rounds", *(f"fell/{entry}" for entry in weights)}
         counts = state["fell/head.weight"]
         assert counts.dtype == np.int32
         assert set(np.unique(counts)) == {0, 1, 2}
@@ -154,7 +154,8 @@ def test_history_and_weights_count_a_client_s_own_rounds() -> None:
     for round_, cohort in enumerate([[1, 2], [1, 3], [1, 2]]):
         _round(executor, round_, cohort)
     snapshot = executor.snapshot()
-    assert {c: int(s["rounds"][0]) for c, s in snapshot.clients.items()} == {1: 3, 2: 2, 3: 1}
+    taken = {c: int(s["history/rounds"][0]) for c, s in snapshot.clients.items()}
+    assert taken == {1: 3, 2: 2, 3: 1}
     memory = snapshot.memory
     assert memory["rounds"][:5].tolist() == [0, 3, 2, 1, 0]
     assert np.flatnonzero(memory["shares"]).tolist() == [1, 2]
@@ -192,8 +193,8 @@ def test_local_running_statistics_stay_with_the_client(tmp_path: Path) -> None:
     assert run.summary["personal"] is not None
     initial = _executor(method="fedheal").snapshot().model
     for state in run.snapshot.clients.values():
-        own = {name for name in state if name.startswith("own/")}
-        assert own == {f"own/{e}" for e in initial if "running_" in e}
+        own = {name for name in state if "/" not in name}
+        assert own == {e for e in initial if "running_" in e}
         assert not any("running_" in name for name in state.keys() - own)
     for entry in initial:
         if "running_" in entry:
@@ -206,7 +207,7 @@ def test_a_model_that_is_not_finite_gets_no_weight(
 ) -> None:
     executor = _executor(method="fedheal", participation={"nonfinite": policy})
     poison = _poisoned(executor.snapshot().model)
-    monkeypatch.setattr("methods.fedheal.state_arrays", poison)
+    monkeypatch.setattr("raysim.method.state_arrays", poison)
     if policy == "stop":
         with pytest.raises(RunError, match="client 5"):
             executor.run_phase(0, "fit", [3, 5])
