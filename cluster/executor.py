@@ -14,11 +14,12 @@ from cluster.placement import HostPlan, place_clients, plan_hosts
 from cluster.session import session
 from raysim.config import RunConfig
 from raysim.data.datasets import Dataset
-from raysim.data.partition import Partition
+from raysim.data.partition import Partition, Shard
 from raysim.errors import ClusterError, RunError, UserError
 from raysim.executor import PhaseReport
 from raysim.messages import Costs, EvalSum, EvalUnit, Snapshot
 from raysim.signals import Signals
+from raysim.skeleton import method_of
 
 # A restarted actor would answer from its constructor's state: recovery is the driver's affair.
 _SERVER = ray.remote(max_restarts=0, max_task_retries=0)(ServerActor)
@@ -57,10 +58,10 @@ class RayExecutor:
         self._actors: list[Any] = []
         try:
             cluster = self._stack.enter_context(session(config.execution))
-            work = [shard.num_train for shard in partition.shards]
-            plan = plan_hosts(config.execution, ray.cluster_resources(), len(work))
-            self._host_of = place_clients(work, plan.num_hosts)
-            self._start(config, partition, dataset, plan)
+            shards = partition.holders(method_of(config).adapts)
+            plan = plan_hosts(config.execution, ray.cluster_resources(), len(partition.shards))
+            self._host_of = place_clients([shard.num_train for shard in shards], plan.num_hosts)
+            self._start(config, shards, dataset, plan)
         except BaseException:
             self.close()
             raise
@@ -148,7 +149,7 @@ class RayExecutor:
         self._stack.close()
 
     def _start(
-        self, config: RunConfig, partition: Partition, dataset: Dataset, plan: HostPlan
+        self, config: RunConfig, shards: Sequence[Shard], dataset: Dataset, plan: HostPlan
     ) -> None:
         threads = {"env_vars": {"OMP_NUM_THREADS": str(config.local.threads)}}
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -158,10 +159,10 @@ class RayExecutor:
         self._actors.append(self._server)
         self._hosts = []
         for index in range(plan.num_hosts):
-            shards = {c: s for c, s in enumerate(partition.shards) if self._host_of[c] == index}
+            own = {c: s for c, s in enumerate(shards) if self._host_of[c] == index}
             host = _HOST.options(
                 num_cpus=plan.cpus, num_gpus=plan.gpus, runtime_env=threads
-            ).remote(config, shards, index)
+            ).remote(config, own, index)
             self._actors.append(host)
             self._hosts.append(host)
         self._await_hosts(plan)

@@ -15,6 +15,7 @@
 | lambda | consistency_weight | 0.05 | the code's config for Office-Caltech10; PACS has 0.5 |
 | beta | depth_weight | 0.001 | paper |
 | - | consensus, dse | min_norm, depthwise | paper, code; the others are variants of a digest |
+| - | adapt_epochs, adapt_lr | 5, 0.1 | ours; section 5.4 adapts, its steps are not public |
 
 Up and down: everything but BN_DSE's running statistics, which stay private; of the DSE tensors a
 client receives its own row alone (the simulator broadcasts all rows, bytes are counted for one).
@@ -79,6 +80,7 @@ class FDSE(Method):
     paper: ClassVar[str] = "Wang et al., CVPR 2025"
     shared: ClassVar[str] = "extractor, eraser, head"
     private: ClassVar[str] = "eraser statistics"
+    adapts: ClassVar[bool] = True
 
     name: Literal["fdse"] = "fdse"
     groups: Annotated[PositiveInt, alias("groups", "G")] = 2
@@ -93,6 +95,10 @@ class FDSE(Method):
     """How shared entries move: Eq. 8, or the mean by number of examples."""
     dse: Literal["depthwise", "pointwise", "off"] = "depthwise"
     """Expansion of convolutions: 3x3, 1x1, or the plain network."""
+    adapt_epochs: PositiveInt = 5
+    """Passes over a guest's unlabelled training images before it is tested."""
+    adapt_lr: Annotated[float, Field(gt=0)] = 0.1
+    """Learning rate of these."""
 
     def build_model(self, name: str, num_classes: int, image_size: int, width: int) -> ChannelModel:
         """Decompose the hidden layers of the plain model."""
@@ -147,6 +153,25 @@ class FDSE(Method):
         if not client.state:
             return False
         self._load_own(client)
+        return True
+
+    def load_adapted(self, client: ClientView) -> bool:
+        """Fit the mean DSE tensors to the guest's images; without erasers there is nothing to fit.
+
+        Source: FDSE, sections 4.2 and 5.4.
+        """
+        if self.dse == "off":
+            return False
+        load_arrays(client.model, client.weights)
+        adapt(
+            client.model,
+            client.shard,
+            client.local,
+            key=(client.seed, client.round, client.client),
+            lr=self.adapt_lr,
+            epochs=self.adapt_epochs,
+            depth_weight=self.depth_weight,
+        )
         return True
 
     def _load_own(self, client: ClientView) -> None:

@@ -82,7 +82,7 @@ def measure_traffic(methods: MethodTable) -> Mapping[str, Traffic]:
         methods: method classes by name.
     """
     first = build_config({"method": next(iter(methods)), "data": {"clients": _CLIENTS}}, methods)
-    dataset = open_dataset(first.data.name)
+    dataset = open_dataset(first.data, first.seed)
     partition = make_partition(dataset, first.data.partition, _CLIENTS, first.seed)
     traffic = {}
     for name in methods:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raysim import cli_data
 from raysim.run import Overrides, guarded, method_table, run
 
 if TYPE_CHECKING:
@@ -21,11 +22,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-data = typer.Typer(no_args_is_help=True, help="Look at data sets.")
-app.add_typer(data, name="data")
+app.add_typer(cli_data.app, name="data")
 app.command("run")(run)
-
-Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
 @app.command()
@@ -50,23 +48,6 @@ def presets(
 ) -> None:
     """List the shipped configurations, or print one."""
     raise typer.Exit(guarded(lambda: _presets(name)))
-
-
-@data.command("list")
-def data_list() -> None:
-    """List the data sets."""
-    raise typer.Exit(guarded(_data_list))
-
-
-@data.command("inspect")
-def data_inspect(
-    name: Name = "digits_mini",
-    root: Annotated[Path | None, typer.Option(help="Folder of the data.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG).")] = None,
-    size: Annotated[int, typer.Option(min=8, max=512, help="Side of the images in pixels.")] = 32,
-) -> None:
-    """Count a data set's images by domain and class, and draw a contact sheet."""
-    raise typer.Exit(guarded(lambda: _inspect(name, root, out, size)))
 
 
 def _methods(name: str | None) -> None:
@@ -119,48 +100,7 @@ def _presets(name: str | None) -> None:
         return
     for preset in preset_names():
         first = preset_text(preset).splitlines()[0].removeprefix("# ")
-        console.print(f"{preset:12} {first}")
-
-
-def _data_list() -> None:
-    from rich.console import Console
-
-    from raysim.data.datasets import DATASETS, open_dataset
-
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    for name in DATASETS:
-        dataset = open_dataset(name)
-        console.print(
-            f"{name}: {len(dataset.domains)} domains ({', '.join(dataset.domains)}), "
-            f"{len(dataset.classes)} classes, {dataset.image_size} px"
-        )
-
-
-def _inspect(name: str, root: Path | None, out: Path | None, size: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from raysim.data.contact_sheet import draw
-    from raysim.data.datasets import SPLITS, open_dataset
-
-    dataset = open_dataset(name, root, size)
-    console = Console(highlight=False)
-    title = f"{name}: images of {len(dataset.classes)} classes, {dataset.image_size} px"
-    table = Table("domain", title=title)
-    for column in (column for split in SPLITS for column in (split, "a class")):
-        table.add_column(column, justify="right")
-    for domain in dataset.domains:
-        cells = []
-        for split in SPLITS:
-            labels = dataset.labels(domain, split).tolist()
-            counts = [labels.count(label) for label in range(len(dataset.classes))]
-            low, high = min(counts), max(counts)
-            cells += [str(len(labels)), str(low) if low == high else f"{low} ... {high}"]
-        table.add_row(domain, *cells)
-    console.print(table)
-    if out is not None:
-        draw(dataset, out)
-        console.print(f"contact sheet: {out.resolve()}", soft_wrap=True)
+        console.print(f"{preset:24} {first}")
 
 
 def main() -> None:

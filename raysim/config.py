@@ -5,6 +5,7 @@ its hash stands in every checkpoint.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, PositiveInt, SerializeAsAny, ValidationError
 
-from raysim.data.partition import AnyPartition, DomainDirichlet, PartitionSettings
+from raysim.data.partition_kinds import AnyPartition, DomainDirichlet
+from raysim.data.settings import DataSettings
 from raysim.errors import ConfigError
 from raysim.plugins import find_method
 from raysim.settings import Named, Settings, aliases, did_you_mean
@@ -25,21 +27,7 @@ if TYPE_CHECKING:
 MethodTable = Mapping[str, "type[Method]"]
 _PARTITIONS: dict[str, Any] = {c.model_fields["kind"].default: c for c in get_args(AnyPartition)}
 NOT_EXPERIMENT = ("execution", "output")
-
-
-class DataSettings(Settings):
-    """Which images, cut how into clients."""
-
-    name: str = "digits_mini"
-    """Data set; `raysim data list` names them."""
-    root: Path | None = None
-    """Folder of the data; embedded data sets need none."""
-    clients: PositiveInt = 20
-    """Number of clients."""
-    partition: PartitionSettings = DomainDirichlet()
-    """How examples are dealt to clients."""
-    image_size: Annotated[int, Field(ge=8, le=512)] = 32
-    """Side of the square images in pixels."""
+_NOT_DATA = ("root", "cache", "policy")  # where the data lies and how it was prepared
 
 
 class ModelSettings(Settings):
@@ -152,9 +140,15 @@ class RunConfig(Settings):
         """Return plain YAML-ready values; loading them gives this config again."""
         return self.model_dump(mode="json")
 
-    def experiment(self) -> dict[str, Any]:
-        """Return the part that determines the result."""
+    def experiment(self, data_sha256: str = "") -> dict[str, Any]:
+        """Return the part that determines the result.
+
+        Args:
+            data_sha256: hash of the data, which takes the place of where it lies.
+        """
         tree = {k: v for k, v in self.resolved().items() if k not in NOT_EXPERIMENT}
+        tree["data"] = {k: v for k, v in tree["data"].items() if k not in _NOT_DATA}
+        tree["data"]["sha256"] = data_sha256
         source = getattr(self.method, "source", None)  # a method from a user's file is its text
         if source is not None:
             code = hashlib.sha256(source[0].encode()).hexdigest()
@@ -313,7 +307,12 @@ def _explain(cls: type[Settings], problem: Any) -> tuple[str, str]:
     """Return the dotted key of a pydantic problem, and its reason in words."""
     *path, leaf = problem["loc"] or ("",)
     section = _section(cls, path)
-    parts = [str(p) for p in problem["loc"] if p not in _PARTITIONS and not _is_branch(p)]
+    loc = ("", *problem["loc"])
+    parts = [
+        str(part)
+        for before, part in itertools.pairwise(loc)
+        if not (before == "partition" and part in _PARTITIONS) and not _is_branch(part)
+    ]
     key = ".".join(parts)
     if problem["type"] == "boolean":
         return ".".join([*parts, problem["ctx"]["key"]]), problem["msg"]

@@ -14,28 +14,32 @@ from raysim.training import ShardData
 EVAL_BATCH = 200
 
 
-def eval_units(test_sizes: Sequence[int]) -> list[EvalUnit]:
-    """Cut each domain's test split into units of at most `EVAL_BATCH` examples.
+def eval_units(sizes: Sequence[int], split: str = "test") -> list[EvalUnit]:
+    """Cut each domain's split into units of at most `EVAL_BATCH` examples.
 
     Args:
-        test_sizes: test examples by domain id.
+        sizes: examples by domain id.
+        split: "test" or "val".
     """
     return [
-        EvalUnit(domain=domain, start=start, stop=min(start + EVAL_BATCH, size))
-        for domain, size in enumerate(test_sizes)
+        EvalUnit(domain=domain, start=start, stop=min(start + EVAL_BATCH, size), split=split)
+        for domain, size in enumerate(sizes)
         for start in range(0, size, EVAL_BATCH)
     ]
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, shard: ShardData, *, client: int, start: int = 0) -> list[EvalSum]:
+def evaluate(
+    model: nn.Module, shard: ShardData, *, client: int, start: int = 0, split: str = "test"
+) -> list[EvalSum]:
     """Test a loaded model; returns one sum for each domain that the shard holds.
 
     Args:
         model: any mode; left in eval mode.
-        shard: test examples.
+        shard: held-out examples.
         client: whose model it is; -1 for the global one.
-        start: position of the first example in its domain's test split.
+        start: position of the first example in its domain's split.
+        split: "test" or "val".
     """
     model.eval()
     losses, hits = [], []
@@ -55,20 +59,22 @@ def evaluate(model: nn.Module, shard: ShardData, *, client: int, start: int = 0)
                 num_examples=int(own.sum()),
                 num_correct=int(hit[own].sum()),
                 loss=float(loss[own].sum()),
+                split=split,
             )
         )
     return sums
 
 
-def merge(sums: Iterable[EvalSum]) -> dict[tuple[int, int], EvalSum]:
-    """Join the sums of each (client, domain), losses in the order of `start`."""
-    groups: dict[tuple[int, int], list[EvalSum]] = {}
-    for item in sorted(sums, key=lambda s: (s.client, s.domain, s.start)):
-        groups.setdefault((item.client, item.domain), []).append(item)
+def merge(sums: Iterable[EvalSum]) -> dict[tuple[str, int, int], EvalSum]:
+    """Join the sums of each (split, client, domain), losses in the order of `start`."""
+    groups: dict[tuple[str, int, int], list[EvalSum]] = {}
+    for item in sorted(sums, key=lambda s: (s.split, s.client, s.domain, s.start)):
+        groups.setdefault((item.split, item.client, item.domain), []).append(item)
     return {
         key: EvalSum(
-            client=key[0],
-            domain=key[1],
+            split=key[0],
+            client=key[1],
+            domain=key[2],
             start=0,
             num_examples=sum(s.num_examples for s in group),
             num_correct=sum(s.num_correct for s in group),

@@ -11,6 +11,7 @@ from raysim.data.partition import Partition
 from raysim.host import Host
 from raysim.messages import ClientReport, Costs, EvalSum, EvalUnit, Snapshot
 from raysim.server import Server
+from raysim.skeleton import method_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class InProcessExecutor:
             dataset: names the classes and domains.
         """
         self._server = Server(config, len(dataset.classes), len(dataset.domains))
-        self._host = Host(config, dict(enumerate(partition.shards)))
+        self._host = Host(config, dict(enumerate(partition.holders(method_of(config).adapts))))
 
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
         """See `Executor.run_phase`."""

@@ -5,7 +5,7 @@ It knows no method, no Ray and no tensor: the executor runs phases, observers lo
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,10 +77,11 @@ class Federation:
         folder: Path,
         *,
         domains: Sequence[str],
-        test_sizes: Sequence[int],
+        held_out: Mapping[str, Sequence[int]],
         observers: Sequence[Observer] = (),
         signals: Signals | None = None,
         partition_sha256: str = "",
+        data_sha256: str = "",
     ) -> None:
         """Get ready for the first round.
 
@@ -89,20 +90,22 @@ class Federation:
             executor: where its clients and server live.
             folder: the run directory.
             domains: names by domain id.
-            test_sizes: test examples by domain id.
+            held_out: examples by domain id, of each split that is evaluated.
             observers: called after each round.
             signals: holds interrupts back while a round is committed.
             partition_sha256: hash of who holds which examples, for the summary.
+            data_sha256: hash of the data, for checkpoints.
         """
         self._config = config
         self._method = method_of(config)
         self._executor = executor
         self._folder = folder
-        self._units = eval_units(test_sizes)
+        self._units = [u for split, sizes in held_out.items() for u in eval_units(sizes, split)]
         self._observers = observers
         self._signals = signals or Signals()
         self._partition_sha256 = partition_sha256
-        self._metrics = MetricsTable(domains)
+        self._data_sha256 = data_sha256
+        self._metrics = MetricsTable(domains, config.data.unseen)
         self._timings = TimingsTable()
         self._done = 0
         self._saved = -1
@@ -245,7 +248,7 @@ class Federation:
             self._folder / "checkpoints",
             self._done,
             self._executor.snapshot(),
-            self._config.experiment(),
+            self._config.experiment(self._data_sha256),
             self._folder / "metrics.parquet",
             self._config.output.keep_checkpoints,
         )
@@ -259,6 +262,20 @@ class Federation:
         self._timings.write(self._folder / "timings.parquet")
         write_json(summary, self._folder / "summary.json")
         return summary
+
+    def _validation(self) -> JsonDict | None:
+        """Return the last validation figures and the round they would choose; None without any.
+
+        The round with the highest AVG is chosen: of the personal models where there are any.
+        """
+        metrics = self._metrics
+        found = {r: metrics.evaluation(r, "val") for r in metrics.evaluated_rounds()}
+        if not found[self._done]:
+            return None
+        best = max(found, key=lambda r: ((found[r]["personal"] or found[r])["avg"], -r))
+        chosen = {key: metrics.evaluation(best)[key] for key in ("avg", "std", "personal")}
+        now = {key: found[self._done][key] for key in ("avg", "std", "personal")}
+        return now | {"chosen": {"round": best, **chosen}}
 
     def _summary(self) -> JsonDict:
         config, metrics = self._config, self._metrics
@@ -278,6 +295,8 @@ class Federation:
             "last": {key: mean_and_std([e[key] for e in window])[0] for key in ("avg", "std")},
             "best": {"round": best, **{key: found[best][key] for key in ("avg", "std")}},
             "personal": now["personal"],
+            "unseen": now["unseen"],
+            "val": self._validation(),
             "params": costs.params,
             "params_sliced": costs.params_sliced,
             "flops": costs.flops,

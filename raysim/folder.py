@@ -10,6 +10,9 @@ import yaml
 
 from raysim import __version__
 from raysim.config import RunConfig
+from raysim.data.datasets import Dataset
+from raysim.data.partition_file import write_partition
+from raysim.data.shards import Partition
 from raysim.errors import ConfigError
 from raysim.messages import JsonDict
 from raysim.results import write_json, write_text
@@ -31,12 +34,15 @@ def check_output(folder: Path) -> None:
         raise ConfigError(f"output.dir={folder}: no permission to write there")
 
 
-def prepare_folder(config: RunConfig, partition_digest: str, placement: str) -> Path:
-    """Make a new run directory with `config.yaml` and `environment.json`.
+def prepare_folder(
+    config: RunConfig, dataset: Dataset, partition: Partition, placement: str
+) -> Path:
+    """Make a new run directory with `config.yaml`, `environment.json` and `partition.csv`.
 
     Args:
         config: the run.
-        partition_digest: hash of who holds which examples.
+        dataset: its data.
+        partition: who holds which examples.
         placement: hosts and cluster in words.
 
     Returns:
@@ -51,14 +57,16 @@ def prepare_folder(config: RunConfig, partition_digest: str, placement: str) -> 
         folder = _new_folder(config.output.dir.resolve(), name)
         text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
         write_text(text, folder / "config.yaml")
-        write_json(environment(partition_digest, placement), folder / "environment.json")
+        hashes = {"data_sha256": dataset.sha256, "partition_sha256": partition.digest()}
+        write_json(environment(placement) | hashes, folder / "environment.json")
+        write_partition(partition, dataset, folder / "partition.csv")
         (folder / "checkpoints").mkdir()
     except OSError as error:
         raise ConfigError(f"output.dir={config.output.dir}: {error.strerror or error}") from None
     return folder
 
 
-def environment(partition_digest: str, placement: str) -> JsonDict:
+def environment(placement: str) -> JsonDict:
     """Describe where a run runs: equal bits are promised for equal versions and hardware only."""
     return {
         "raysim": __version__,
@@ -67,7 +75,6 @@ def environment(partition_digest: str, placement: str) -> JsonDict:
         "cpu": _cpu_name(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "placement": placement,
-        "partition_sha256": partition_digest,
     }
 
 

@@ -8,6 +8,7 @@ the clients' states at the end of the round.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -51,10 +52,13 @@ class Host:
         self._method = method_of(config)
         self._index = index
         self._device = torch.device(device)
-        self._dataset = open_dataset(config.data.name, config.data.root, config.data.image_size)
+        self._dataset = open_dataset(config.data, config.seed)
         self._model = build_skeleton(config, len(self._dataset.classes), self._device)
         self._train = {c: self._load(s.train, "train") for c, s in shards.items()}
-        self._test = {c: self._load(s.test, "test") for c, s in shards.items()}
+        self._held_out = {
+            split: {c: self._load(rows(s), split) for c, s in shards.items()}
+            for split, rows in (("val", attrgetter("val")), ("test", attrgetter("test")))
+        }
         self._units: dict[EvalUnit, ShardData] = {}
         self._states: dict[int, Arrays] = {}
         self._staged: dict[int, Arrays] = {}
@@ -109,26 +113,31 @@ class Host:
         *,
         personal: bool,
     ) -> list[EvalSum]:
-        """Test the global model on some units, and the personal models of this host's clients.
+        """Test the global model on some units, and the own models of this host's clients.
 
         Args:
             round_: the round that has just been committed.
-            units: slices of the domains' test splits.
+            units: slices of the domains' held-out splits.
             weights: the new global model.
             message: the server's "evaluate" broadcast.
-            personal: test personal models too, if the method has them, on the clients' own tests.
+            personal: test own models too, where the method has them, on the clients' own examples:
+                personal models, and for guests the global one adapted to their unseen domain.
         """
         sums: list[EvalSum] = []
         if units:
             refresh(self._model)
             self._method.load_global(self._model, weights, message)
         for unit in units:
-            sums += evaluate(self._model, self._unit(unit), client=-1, start=unit.start)
-        for client, test in self._test.items() if personal else ():
-            refresh(self._model)
-            view = self._view(round_, "evaluate", client, weights, message)
-            if len(test) and self._method.load_personal(view):
-                sums += evaluate(self._model, test, client=client)
+            shard = self._unit(unit)
+            sums += evaluate(self._model, shard, client=-1, start=unit.start, split=unit.split)
+        for client in self._train if personal else ():
+            held_out = {s: shards[client] for s, shards in self._held_out.items()}
+            if any(map(len, held_out.values())) and self._load_own(
+                round_, client, weights, message
+            ):
+                for split, shard in held_out.items():
+                    if len(shard):
+                        sums += evaluate(self._model, shard, client=client, split=split)
         return sums
 
     def snapshot(self) -> dict[int, Arrays]:
@@ -138,6 +147,14 @@ class Host:
     def restore(self, states: Mapping[int, Arrays]) -> None:
         """Replace the clients' states."""
         self._states, self._staged, self._round = dict(states), {}, -1
+
+    def _load_own(self, round_: int, client: int, weights: Arrays, message: Arrays) -> bool:
+        """Load the model that is a client's own, if there is one."""
+        refresh(self._model)
+        view = self._view(round_, "evaluate", client, weights, message)
+        if client >= self._config.data.clients:
+            return self._method.load_adapted(view)
+        return self._method.load_personal(view)
 
     def _step(
         self, round_: int, phase: str, client: int, weights: Arrays, message: Arrays
@@ -203,7 +220,7 @@ class Host:
     def _unit(self, unit: EvalUnit) -> ShardData:
         if unit not in self._units:
             rows = {unit.domain: np.arange(unit.start, unit.stop, dtype=np.int64)}
-            self._units[unit] = self._load(rows, "test")
+            self._units[unit] = self._load(rows, unit.split)
         return self._units[unit]
 
     def _load(self, rows: Mapping[int, Array], split: str) -> ShardData:

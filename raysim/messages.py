@@ -53,7 +53,7 @@ class ServerReport:
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class EvalUnit:
-    """A fixed slice of a domain's test split: the unit in which global evaluation is shared out.
+    """A fixed slice of a domain's split: the unit in which global evaluation is shared out.
 
     Batches never depend on the number of hosts, so neither do the bits.
     """
@@ -61,11 +61,16 @@ class EvalUnit:
     domain: int
     start: int
     stop: int
+    split: str = "test"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSum:
-    """Sums over test examples of one domain: of the global model (client -1) or a personal one."""
+    """Sums over held-out examples of one domain.
+
+    `client` is -1 for the global model, else whose model it is: a client's personal one, or that of
+    a guest (ids from the number of clients on), adapted to its unseen domain.
+    """
 
     client: int
     domain: int
@@ -73,6 +78,7 @@ class EvalSum:
     num_examples: int
     num_correct: int
     loss: float
+    split: str = "test"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

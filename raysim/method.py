@@ -121,6 +121,7 @@ class Method(Named):
         shared: what crosses the wire, in a few words.
         private: what a client keeps, in a few words.
         phases: the phases of a round, in order.
+        adapts: the method can fit a model to an unseen domain without labels (`load_adapted`).
         source: text, file and class if the class comes from a user's file.
     """
 
@@ -129,6 +130,7 @@ class Method(Named):
     shared: ClassVar[str] = ""
     private: ClassVar[str] = ""
     phases: ClassVar[tuple[str, ...]] = ("fit",)
+    adapts: ClassVar[bool] = False
 
     source: ClassVar[tuple[str, str, str] | None] = None
 
@@ -192,6 +194,14 @@ class Method(Named):
             return False
         load_arrays(client.model, client.weights | client.own_entries)
         return True
+
+    def load_adapted(self, client: ClientView) -> bool:
+        """Load a model adapted to a client that never trained, of a domain that nobody trained on.
+
+        Called after aggregation for guests, if the method `adapts`; labels must not be read.
+        Returns False if there is no such model.
+        """
+        return False
 
     # Server ----------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """What a person sees while a run goes on, and the table at its end."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol
 
@@ -104,16 +106,37 @@ def display(console: Console, rounds: int, done: int) -> Display:
     return Bar(console, rounds, done) if console.is_terminal else Lines(console, rounds)
 
 
+@contextmanager
+def images_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar of images while the block runs, on terminals; yields what moves it."""
+    columns = (
+        TextColumn("images"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=None),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(
+        *columns, console=console, expand=True, disable=not console.is_terminal, transient=True
+    ) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def closing_table(summary: JsonDict) -> Table:
     """Return the table of a finished run: accuracy by domain, AVG and STD, personal accuracy."""
+    unseen = summary["unseen"]
     title = f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}"
     table = Table(title=f"{title}: accuracy in percent after round {summary['rounds']}")
     table.add_column("model")
     names = [*summary["domains"], "AVG", "STD"]
-    for name in names:
+    for name in [*names, *(f"{domain} (unseen)" for domain in unseen)]:
         table.add_column(name, justify="right")
     values = [*summary["domains"].values(), summary["avg"], summary["std"]]
+    values += [found["global"] for found in unseen.values()]
     table.add_row("global", *(f"{v:.2f}" for v in values))
+    adapted = [f"{found['adapted']:.2f}" for found in unseen.values() if "adapted" in found]
+    if adapted:
+        table.add_row("global, adapted", *[""] * len(names), *adapted)
     blank = [""] * len(summary["domains"])
     last = summary["last"]
     table.add_row("global, mean of last", *blank, f"{last['avg']:.2f}", f"{last['std']:.2f}")

@@ -48,13 +48,15 @@ ALL = "*"
 class MetricsTable:
     """The growing table of metrics; rounds are 1-based, as they are counted aloud."""
 
-    def __init__(self, domains: Sequence[str]) -> None:
+    def __init__(self, domains: Sequence[str], unseen: Sequence[str] = ()) -> None:
         """Start empty.
 
         Args:
             domains: names by domain id.
+            unseen: those that no client trains on; AVG and STD leave them out.
         """
         self._domains = domains
+        self._unseen = unseen
         self._rounds: dict[int, list[Row]] = {}
 
     def add(
@@ -75,48 +77,58 @@ class MetricsTable:
 
     def add_evaluation(self, round_: int, sums: Iterable[EvalSum]) -> JsonDict:
         """Append accuracies (percent) and losses of one evaluation; returns `evaluation`."""
-        totals = list(merge(sums).values())
-        for total in totals:
+        figures: dict[tuple[str, str], list[list[EvalSum]]] = {}
+        own: dict[tuple[str, int], list[EvalSum]] = {}
+        for total in merge(sums).values():
+            domain = self._domains[total.domain]
+            model = _model_of(total.client, unseen=domain in self._unseen)
             place: Row = {
-                "model": "global" if total.client < 0 else "personal",
+                "model": model,
                 "client": total.client,
-                "domain": self._domains[total.domain],
-                "split": "test",
+                "domain": domain,
+                "split": total.split,
                 "count": total.num_examples,
             }
             self.add(round_, "accuracy", _percent([total]), **place)
             self.add(round_, "loss", total.loss / total.num_examples, **place)
-        by_client: dict[int, list[EvalSum]] = {}
-        for total in totals:
-            by_client.setdefault(total.client, []).append(total)
-        whole = by_client.pop(-1)
-        self._add_figures(round_, "global", [[total] for total in whole])
-        if by_client:
-            self._add_figures(round_, "personal", list(by_client.values()))
+            if model == "personal":
+                own.setdefault((total.split, total.client), []).append(total)
+            elif domain not in self._unseen:
+                figures.setdefault((model, total.split), []).append([total])
+        for (split, _), parts in own.items():
+            figures.setdefault(("personal", split), []).append(parts)
+        for (model, split), groups in figures.items():
+            self._add_figures(round_, model, split, groups)
         return self.evaluation(round_)
 
-    def evaluation(self, round_: int) -> JsonDict:
+    def evaluation(self, round_: int, split: str = "test") -> JsonDict:
         """Return what an evaluation found.
 
         Returns:
             `domains` (accuracy of the global model by name), its `avg` and `std` over domains,
-            and `personal` (`avg`, `std` over clients, or None where there are no such models).
-            Empty if the round was not evaluated.
+            `personal` (`avg`, `std` over clients, or None where there are no such models), and
+            `unseen` (accuracy of the `global` and the `adapted` model by name).
+            Empty if the split was not evaluated in this round.
         """
-        rows = [row for row in self._rounds.get(round_, []) if row["split"] == "test"]
+        rows = [row for row in self._rounds.get(round_, []) if row["split"] == split]
         figures = {(row["model"], row["metric"]): row["value"] for row in rows}
-        if not rows:
+        if ("global", "accuracy_avg") not in figures:
             return {}
         personal = None
         if ("personal", "accuracy_avg") in figures:
             personal = {key: figures["personal", f"accuracy_{key}"] for key in ("avg", "std")}
-        chosen = [r for r in rows if r["metric"] == "accuracy" and r["model"] == "global"]
-        accuracy = {row["domain"]: row["value"] for row in chosen}
+        chosen = [row for row in rows if row["metric"] == "accuracy"]
+        found = {(row["model"], row["domain"]): row["value"] for row in chosen}
+        seen = [name for name in self._domains if name not in self._unseen]
         return {
-            "domains": {name: accuracy[name] for name in self._domains if name in accuracy},
+            "domains": {d: found["global", d] for d in seen if ("global", d) in found},
             "avg": figures["global", "accuracy_avg"],
             "std": figures["global", "accuracy_std"],
             "personal": personal,
+            "unseen": {
+                d: {m: found[m, d] for m in ("global", "adapted") if (m, d) in found}
+                for d in self._unseen
+            },
         }
 
     def evaluated_rounds(self) -> list[int]:
@@ -126,7 +138,7 @@ class MetricsTable:
     def drop_evaluation(self, round_: int) -> None:
         """Forget a round's evaluation."""
         rows = self._rounds.get(round_, [])
-        self._rounds[round_] = [row for row in rows if row["split"] != "test"]
+        self._rounds[round_] = [row for row in rows if row["split"] == "train"]
 
     def total(self, metric: str) -> float:
         """Return the sum over rounds of a figure of the whole run, such as bytes_up."""
@@ -150,13 +162,22 @@ class MetricsTable:
         for row in pq.read_table(path, schema=METRICS).to_pylist():
             self._rounds.setdefault(row["round"], []).append(row)
 
-    def _add_figures(self, round_: int, model: str, parts: Sequence[Sequence[EvalSum]]) -> None:
+    def _add_figures(
+        self, round_: int, model: str, split: str, parts: Sequence[Sequence[EvalSum]]
+    ) -> None:
         """Add AVG and STD over domains (global) or clients (personal), and over all examples."""
         avg, std = mean_and_std([_percent(part) for part in parts])
         every = _percent([total for part in parts for total in part])
         for name, value in (("avg", avg), ("std", std), ("all", every)):
             metric = f"accuracy_{name}"
-            self.add(round_, metric, value, model=model, split="test", count=len(parts))
+            self.add(round_, metric, value, model=model, split=split, count=len(parts))
+
+
+def _model_of(client: int, *, unseen: bool) -> str:
+    """Name the model of an evaluation: a guest's is the global one, adapted to its domain."""
+    if client < 0:
+        return "global"
+    return "adapted" if unseen else "personal"
 
 
 def _percent(sums: Sequence[EvalSum]) -> float:

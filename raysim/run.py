@@ -125,19 +125,18 @@ def execute(
         RunError: a step failed.
         Interrupted: stopped by a signal; the last complete round is saved.
     """
-    from raysim.data.datasets import open_dataset
-    from raysim.data.partition import make_partition
     from raysim.folder import check_output, prepare_folder
     from raysim.signals import Signals
 
     started = time.perf_counter()
-    dataset = open_dataset(config.data.name, config.data.root, config.data.image_size)
-    partition = make_partition(dataset, config.data.partition, config.data.clients, config.seed)
     check_output(config.output.dir)
+    config, dataset, partition = open_data(config, console)
+    if resume_from is not None:
+        _check_same_experiment(config, dataset.sha256, *resume_from)
     signals = Signals()
     with closing(make_executor(config, partition, dataset, signals)) as executor:
         if resume_from is None:
-            folder = prepare_folder(config, partition.digest(), executor.description)
+            folder = prepare_folder(config, dataset, partition, executor.description)
         else:
             folder = resume_from[0].resolve()
         console.print(
@@ -148,6 +147,33 @@ def execute(
         checkpoint = resume_from[1] if resume_from else None
         summary = _train(config, executor, folder, dataset, partition, checkpoint, console, signals)
     return summary
+
+
+def open_data(config: RunConfig, console: Console) -> tuple[RunConfig, Dataset, Partition]:
+    """Open the data, prepared in the cache first if need be, and deal it.
+
+    Returns:
+        The config with the root that every host reads, the data set, and who holds what.
+
+    Raises:
+        UserError: the data is not there, has faults, or cannot be dealt as asked.
+    """
+    from raysim.data.datasets import open_dataset
+    from raysim.data.intake import ready
+    from raysim.data.partition import make_partition
+    from raysim.progress import images_bar
+
+    with images_bar(console) as progress:
+        data = ready(config.data, progress)
+    dataset = open_dataset(data, config.seed)
+    partition = make_partition(dataset, data.partition, data.clients, config.seed, data.unseen)
+    stored = dataset.files[0].size
+    if stored != data.image_size:
+        console.print(
+            f"images of {stored} px are brought to {data.image_size} px as they are read",
+            soft_wrap=True,
+        )
+    return config.model_copy(update={"data": data}), dataset, partition
 
 
 def make_executor(
@@ -190,10 +216,14 @@ def _train(
             executor,
             folder,
             domains=dataset.domains,
-            test_sizes=[len(dataset.labels(domain, "test")) for domain in dataset.domains],
+            held_out={
+                split: [len(dataset.labels(domain, split)) for domain in dataset.domains]
+                for split in ("val", "test")
+            },
             observers=(progress, board),
             signals=signals,
             partition_sha256=partition.digest(),
+            data_sha256=dataset.sha256,
         )
         try:
             if checkpoint:
@@ -232,7 +262,6 @@ def _run(
 
 def _resume(folder: Path, overrides: Sequence[str], console: Console) -> None:
     from raysim.checkpoint import latest_checkpoint
-    from raysim.config import changed_keys
     from raysim.errors import ResumeError
 
     if any(word.startswith("output.dir") for word in overrides):
@@ -240,8 +269,16 @@ def _resume(folder: Path, overrides: Sequence[str], console: Console) -> None:
     if not (folder / "config.yaml").is_file():
         raise ResumeError(f"{folder} is not a run directory: it has no config.yaml")
     config = read_config(overrides, folder / "config.yaml")
-    checkpoint = latest_checkpoint(folder / "checkpoints")
-    changed = changed_keys(checkpoint.experiment, config.experiment())
+    execute(config, console, (folder, latest_checkpoint(folder / "checkpoints")))
+
+
+def _check_same_experiment(
+    config: RunConfig, data_sha256: str, folder: Path, checkpoint: Checkpoint
+) -> None:
+    from raysim.config import changed_keys
+    from raysim.errors import ResumeError
+
+    changed = changed_keys(checkpoint.experiment, config.experiment(data_sha256))
     if config.rounds < checkpoint.round:
         raise ResumeError(
             f"rounds={config.rounds}: {folder} has {checkpoint.round} complete rounds already"
@@ -252,7 +289,6 @@ def _resume(folder: Path, overrides: Sequence[str], console: Console) -> None:
             f"not as in {folder}: {', '.join(changed)}. Resuming would mix two experiments: start "
             "a new run for other values; rounds, execution.* and most of output.* may change"
         )
-    execute(config, console, (folder, checkpoint))
 
 
 def _say_how_to_resume(folder: Path, saved: int, rounds: int) -> None:

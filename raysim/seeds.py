@@ -20,6 +20,7 @@ class Stream(enum.IntEnum):
     METHOD = 6
     PRIVATE_STEP = 7
     AUGMENT = 8
+    SPLIT = 9
     SLICED = 13
     ADAPT = 16
 

@@ -32,6 +32,10 @@ class TensorBoard:
                 scalars |= {f"accuracy/{name}": accuracy for name, accuracy in value.items()}
             elif key == "personal" and value:
                 scalars |= {f"personal/{name}": figure for name, figure in value.items()}
+            elif key == "unseen":
+                scalars |= {
+                    f"unseen/{d}_{m}": v for d, own in value.items() for m, v in own.items()
+                }
             elif key in ("avg", "std"):
                 scalars[f"accuracy/{key.upper()}"] = value
         for name, value in scalars.items():

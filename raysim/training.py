@@ -8,10 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raysim.augmentation import augment
 from raysim.config import LocalSettings
 from raysim.data.datasets import Dataset
+from raysim.data.settings import AugmentSettings
 from raysim.seeds import Stream, generator
 from raysim.tensors import Array
+
+_AS_THEY_ARE = AugmentSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class ShardData:
         domains: int64 [N], the domain id of each example.
         mean: float32 [1,3,1,1] in 0..255.
         std: float32 [1,3,1,1] in 0..255.
+        augment: random changes to the images that `fit` trains on.
     """
 
     images: Tensor
@@ -44,15 +49,19 @@ class ShardData:
     domains: Tensor
     mean: Tensor
     std: Tensor
+    augment: AugmentSettings = _AS_THEY_ARE
 
     def __len__(self) -> int:
         """Return N."""
         return len(self.labels)
 
-    def batch(self, index: Tensor | slice) -> Batch:
-        """Return the chosen examples as normalised floats."""
-        images = self.images[index].to(torch.float32).sub_(self.mean).div_(self.std)
-        return Batch(images, self.labels[index], self.domains[index])
+    def batch(self, index: Tensor | slice, rng: np.random.Generator | None = None) -> Batch:
+        """Return the chosen examples as normalised floats, augmented if a generator is given."""
+        images = self.images[index]
+        if rng is not None and self.augment.on:
+            images = augment(images, self.augment, rng)
+        floats = images.to(torch.float32).sub_(self.mean).div_(self.std)
+        return Batch(floats, self.labels[index], self.domains[index])
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Yield all examples in order, `size` at a time."""
@@ -71,18 +80,22 @@ class ShardData:
             split: "train" or "test".
             device: where the examples stay.
         """
-        parts = {d: dataset.examples(dataset.domains[d], split, rows[d]) for d in sorted(rows)}
-        size = dataset.image_size
-        images = [np.zeros((0, 3, size, size), np.uint8), *(p.images for p in parts.values())]
-        labels = [np.zeros(0, np.int64), *(p.labels for p in parts.values())]
-        domains = np.repeat([*parts], [len(p.labels) for p in parts.values()]).astype(np.int64)
+        sizes = [len(rows[d]) for d in sorted(rows)]
+        images = np.empty((sum(sizes), 3, dataset.image_size, dataset.image_size), np.uint8)
+        labels = np.empty(sum(sizes), np.int64)
+        domains = np.repeat(sorted(rows), sizes).astype(np.int64)
+        for d in rows:
+            here = np.flatnonzero(domains == d)
+            part = slice(here[0], here[-1] + 1) if len(here) else slice(0)
+            labels[part] = dataset.read(dataset.domains[d], split, rows[d], images[part])
         scale = [torch.tensor(v).view(1, 3, 1, 1) * 255 for v in (dataset.mean, dataset.std)]
         return cls(
-            images=torch.from_numpy(np.concatenate(images)).to(device),
-            labels=torch.from_numpy(np.concatenate(labels)).to(device),
+            images=torch.from_numpy(images).to(device),
+            labels=torch.from_numpy(labels).to(device),
             domains=torch.from_numpy(domains).to(device),
             mean=scale[0].to(device),
             std=scale[1].to(device),
+            augment=dataset.settings.augment,
         )
 
     def counts(self, num_domains: int) -> Array:
@@ -160,8 +173,9 @@ def fit(
     num_seen = num_steps = 0
     for epoch in range(local.epochs if epochs is None else epochs):
         rng = generator(seed, stream, *place, epoch)
+        changes = generator(seed, Stream.AUGMENT, *place, epoch, int(stream))
         for index in batch_order(len(shard), local.batch_size, rng):
-            batch = shard.batch(torch.from_numpy(index).to(shard.labels.device))
+            batch = shard.batch(torch.from_numpy(index).to(shard.labels.device), changes)
             if len(batch) == 1:
                 freeze_batchnorm(model)
             optimizer.zero_grad(set_to_none=True)

@@ -67,4 +67,4 @@ def test_merging_does_not_depend_on_the_order(order: list[int]) -> None:
     wanted, found = merge(parts), merge([parts[i] for i in order])
     assert found == wanted
     assert list(found) == list(wanted)
-    assert found[-1, 1].num_examples == 2 + 4 + 6
+    assert found["test", -1, 1].num_examples == 2 + 4 + 6

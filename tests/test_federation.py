@@ -101,7 +101,7 @@ def loop(folder: Path, executor: FakeExecutor, **overrides: Any) -> tuple[Federa
     config = toy_config(**(settings | overrides))
     watcher = Watcher()
     run = Federation(
-        config, executor, folder, domains=("a", "b"), test_sizes=SIZES, observers=[watcher]
+        config, executor, folder, domains=("a", "b"), held_out={"test": SIZES}, observers=[watcher]
     )
     return run, watcher
 

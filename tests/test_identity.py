@@ -98,3 +98,22 @@ def _rows(run: ToyRun) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     return pq.read_table(run.folder / "metrics.parquet").to_pylist()
+
+
+def test_guests_validation_and_augmentation_change_nothing_of_it(
+    local_ray: str, tmp_path: Path
+) -> None:
+    data = {
+        "unseen": ["mnist"],
+        "split": {"val": 0.1},
+        "augment": {"crop_padding": 2, "flip": True},
+    }
+    settings = {"rounds": 2, "method": {"name": "fdse"}} | {
+        f"data.{key}": value for key, value in data.items()
+    }
+    here = _run(False, tmp_path / "here", 0, settings)
+    there = _run(False, tmp_path / "there", 3, settings)
+    assert there.bits == here.bits
+    assert here.summary["unseen"]["mnist"]["adapted"] == there.summary["unseen"]["mnist"]["adapted"]
+    plain = _run(False, tmp_path / "plain", 0, settings | {"data.augment": {}})
+    assert plain.bits != here.bits

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,30 @@ def test_avg_and_std_are_those_of_the_papers() -> None:
     assert found["avg"] == 75.0
     assert found["std"] == pytest.approx(12.9099, abs=1e-4)  # ddof=1
     assert found["personal"]["avg"] == pytest.approx(50.0)  # clients 75 and 25
+
+
+def test_unseen_domains_are_left_out_of_the_averages() -> None:
+    table = MetricsTable(DOMAINS, unseen=("c",))
+    guest = EvalSum(client=5, domain=2, start=0, num_examples=50, num_correct=30, loss=1.0)
+    found = table.add_evaluation(1, [*sums(90, 80, 10, 70), *sums(50, 100, client=0), guest])
+    assert found["domains"] == {"a": 90.0, "b": 80.0, "d": 70.0}
+    assert found["avg"] == 80.0
+    assert found["personal"]["avg"] == 75.0
+    assert found["unseen"] == {"c": {"global": 10.0, "adapted": 60.0}}
+    models = {(r["model"], r["client"]) for r in table.table().to_pylist()}
+    assert models == {("global", -1), ("personal", 0), ("personal", -1), ("adapted", 5)}
+
+
+def test_validation_stands_beside_the_test() -> None:
+    table = MetricsTable(DOMAINS)
+    val = [replace(s, split="val") for s in sums(40, 60, 50, 50) + sums(30, client=1)]
+    table.add_evaluation(3, [*sums(90, 80, 70, 60), *val])
+    assert table.evaluation(3)["avg"] == 75.0
+    assert table.evaluation(3)["personal"] is None
+    assert table.evaluation(3, "val")["avg"] == 50.0
+    assert table.evaluation(3, "val")["personal"] == {"avg": 30.0, "std": 0.0}
+    table.drop_evaluation(3)
+    assert table.evaluation(3) == table.evaluation(3, "val") == {}
 
 
 def test_schema_is_the_contract() -> None:

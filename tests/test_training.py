@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from raysim.config import LocalSettings
 from raysim.data.datasets import open_dataset
+from raysim.data.settings import DataSettings
 from raysim.seeds import Stream
 from raysim.tensors import digest, state_arrays
 from raysim.training import Batch, ShardData, batch_order, fit, freeze_batchnorm
@@ -68,7 +69,7 @@ def test_a_batch_is_normalised() -> None:
 
 
 def test_examples_are_decoded_domain_by_domain() -> None:
-    dataset = open_dataset("digits_mini", None, 16)
+    dataset = open_dataset(DataSettings(image_size=16))
     rows = {2: np.array([5, 7]), 0: np.array([1])}
     data = ShardData.load(dataset, rows, "train", torch.device("cpu"))
     assert data.domains.tolist() == [0, 2, 2]

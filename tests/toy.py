@@ -89,8 +89,9 @@ def toy_config(**overrides: Any) -> RunConfig:
 
 def dealt(config: RunConfig) -> tuple[Dataset, Partition]:
     """Open a config's data, deal it to the clients, and leave each about `TRAIN_ROWS` of it."""
-    dataset = open_dataset(config.data.name, config.data.root, config.data.image_size)
-    whole = make_partition(dataset, config.data.partition, config.data.clients, config.seed)
+    dataset = open_dataset(config.data, config.seed)
+    data = config.data
+    whole = make_partition(dataset, data.partition, data.clients, config.seed, data.unseen)
     shards = [
         replace(s, train=_thinned(s.train, TRAIN_ROWS), test=_thinned(s.test, TEST_ROWS))
         for s in whole.shards
@@ -107,9 +108,12 @@ def _thinned(rows: dict[int, NDArray[np.int64]], wanted: int) -> dict[int, NDArr
 def federation(config: RunConfig, executor: Executor, folder: Path, **more: Any) -> Federation:
     """Return the round loop of a config in a folder that is made if need be."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    domains = open_dataset(config.data.name, None, config.data.image_size).domains
-    sizes = [TEST_SIZE] * len(domains)
-    return Federation(config, executor, folder, domains=domains, test_sizes=sizes, **more)
+    dataset = open_dataset(config.data, config.seed)
+    held_out = {
+        split: [min(TEST_SIZE, len(dataset.labels(d, split))) for d in dataset.domains]
+        for split in ("val", "test")
+    }
+    return Federation(config, executor, folder, domains=dataset.domains, held_out=held_out, **more)
 
 
 def run_toy(

@@ -1,17 +1,20 @@
-"""A contact sheet: one PNG that shows what a data set looks like, domain by domain."""
+"""Contact sheets: what a data set looks like, domain by domain, a row of images a class."""
 
-import os
-import tempfile
+import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from raysim.data.datasets import Dataset
+from raysim.data.preparing.staging import write_aside
+from raysim.data.shards import SPLITS
 from raysim.errors import DataError
 
+GAP = 2
+"""Pixels between images."""
 _TILE = 64  # small images are shown enlarged by a whole factor up to this size
-_GAP = 2
 _MARGIN = 16
 _TITLE = 22
 _BLOCKS_A_ROW = 2
@@ -25,7 +28,7 @@ def draw(dataset: Dataset, path: str | Path, per_class: int = 10, split: str = "
         dataset: what to show.
         path: the PNG file; it appears complete or not at all.
         per_class: examples of each class, the first ones of the split, >= 1.
-        split: "train" or "test".
+        split: "train", "val" or "test".
 
     Raises:
         DataError: the file cannot be written, or the data set cannot be read.
@@ -34,26 +37,67 @@ def draw(dataset: Dataset, path: str | Path, per_class: int = 10, split: str = "
     _write_png(_arrange(blocks), Path(path))
 
 
+def strip(
+    dataset: Dataset, domain: str, labels: Sequence[int], per_class: int, side: int
+) -> Image.Image:
+    """Draw rows of training images without any text.
+
+    Args:
+        dataset: what to show.
+        domain: one of its domains.
+        labels: a row each.
+        per_class: images a row, the first ones of the class, >= 1.
+        side: pixels of an image.
+
+    Returns:
+        RGBA, `side + GAP` pixels an image both ways; transparent where there is no image.
+
+    Raises:
+        DataError: the data set cannot be read.
+    """
+    step = side + GAP
+    sheet = Image.new("RGBA", (per_class * step, len(labels) * step))
+    for row, label in enumerate(labels):
+        for column, tile in enumerate(_tiles(dataset, domain, "train", label, per_class, side)):
+            sheet.paste(tile, (column * step, row * step))
+    return sheet
+
+
+def shown_side(image_size: int) -> int:
+    """Return the pixels that a small image is enlarged to; large ones stay as they are."""
+    return image_size * max(1, _TILE // image_size)
+
+
+def _tiles(
+    dataset: Dataset, domain: str, split: str, label: int, count: int, side: int
+) -> list[Image.Image]:
+    """Read the first images of a class, at one size: sharp when enlarged, smooth when reduced."""
+    rows = np.flatnonzero(dataset.labels(domain, split) == label)[:count]
+    enlarged = side >= dataset.image_size
+    how = Image.Resampling.NEAREST if enlarged else Image.Resampling.BILINEAR
+    images = dataset.examples(domain, split, rows).images.transpose(0, 2, 3, 1)
+    return [
+        Image.fromarray(np.ascontiguousarray(image)).resize((side, side), how) for image in images
+    ]
+
+
 def _block(dataset: Dataset, domain: str, per_class: int, split: str) -> Image.Image:
     """Draw one domain: a title and a row a class."""
-    labels = dataset.labels(domain, split)
-    tile = dataset.image_size * max(1, _TILE // dataset.image_size)
+    tile = shown_side(dataset.image_size)
     font = ImageFont.load_default(14)
     left = int(max(font.getlength(name) for name in dataset.classes)) + 10
-    step = tile + _GAP
+    step = tile + GAP
     size = (left + per_class * step, _TITLE + len(dataset.classes) * step)
     block = Image.new("RGB", size, _PAPER)
     pen = ImageDraw.Draw(block)
     pen.text((0, 0), domain, fill=_INK, font=ImageFont.load_default(17))
-    counts = " + ".join(f"{len(dataset.labels(domain, s))} {s}" for s in ("train", "test"))
-    pen.text((size[0] - _GAP, 2), counts, fill=_FAINT, font=font, anchor="ra")
+    sizes = {split: len(dataset.labels(domain, split)) for split in SPLITS}
+    counts = " + ".join(f"{size} {split}" for split, size in sizes.items() if size)
+    pen.text((size[0] - GAP, 2), counts, fill=_FAINT, font=font, anchor="ra")
     for label, name in enumerate(dataset.classes):
         top = _TITLE + label * step
         pen.text((left - 8, top + tile / 2), name, fill=_INK, font=font, anchor="rm")
-        rows = np.flatnonzero(labels == label)[:per_class]
-        for column, image in enumerate(dataset.examples(domain, split, rows).images):
-            picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
-            picture = picture.resize((tile, tile), Image.Resampling.NEAREST)
+        for column, picture in enumerate(_tiles(dataset, domain, split, label, per_class, tile)):
             block.paste(picture, (left + column * step, top))
     return block
 
@@ -71,10 +115,9 @@ def _arrange(blocks: list[Image.Image]) -> Image.Image:
 
 
 def _write_png(image: Image.Image, path: Path) -> None:
-    """Write aside, then rename."""
+    content = io.BytesIO()
+    image.save(content, "PNG")
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as aside:
-            image.save(Path(aside) / "sheet.png", "PNG")
-            os.replace(Path(aside) / "sheet.png", path)
+        write_aside(path, content.getvalue())
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,27 +1,40 @@
-"""Data sets of several domains: one Parquet file a domain, opened lazily and decoded on demand.
+"""Data sets of several domains, opened lazily: labels first, pixels of single rows when asked for.
 
-A file has the columns `image` (encoded PNG, JPEG or WebP), `label` (int64), `split` ("train" or
-"test") and, if the classes have names, `label_name`. Reading columns instead of loading everything
-keeps the driver small: it only ever needs labels.
+A data set is part of the package (`raysim.data.encoded`) or prepared (`raysim.data.prepared`).
+Reading columns instead of loading everything keeps the driver small: it only ever needs labels.
 
 Shape suffixes: N examples, H height, W width.
 """
 
-import io
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
+from raysim.data.encoded import EncodedFile, class_names
+from raysim.data.prepared import MANIFEST, Manifest, PreparedFile, check_files, read_manifest
+from raysim.data.settings import DataSettings
+from raysim.data.shards import SPLITS
+from raysim.data.splits import cut
 from raysim.errors import ConfigError, DataError
 from raysim.settings import did_you_mean
 
-SPLITS = ("train", "test")
+_MOMENTS = {
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+}
+_BLOCK = 256  # images that are resized at a time
+
+EMBEDDED: Mapping[str, tuple[str, ...]] = {
+    "digits_mini": ("mnist", "optdigits", "mnist_m", "syn"),
+}
+"""Data sets that are part of the package, with their domains in the order of the ids."""
 
 
 @dataclass(frozen=True)
@@ -37,30 +50,31 @@ class Examples:
     labels: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What the library knows about a data set before it opens a file.
+class DomainFile(Protocol):
+    """The rows of one domain."""
 
-    Attributes:
-        domains: file stems in the order of the domain ids.
-        stored_size: height and width of the stored images.
-        mean: per channel, in units of 0..1.
-        std: per channel, in units of 0..1.
-        embedded: the files are part of the package.
-    """
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Return the labels, int64 [N]."""
 
-    domains: tuple[str, ...]
-    stored_size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    embedded: bool = False
+    @property
+    def splits(self) -> NDArray[np.str_]:
+        """Return the official splits, str [N], "" where there is none."""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Return names, unique in the domain."""
 
-_HALF = (0.5, 0.5, 0.5)
-_RECIPES: Mapping[str, Recipe] = {
-    "digits_mini": Recipe(("mnist", "optdigits", "mnist_m", "syn"), 32, _HALF, _HALF, True),
-}
-DATASETS: tuple[str, ...] = tuple(_RECIPES)
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """Return numbers that are equal for images of equal pixels, int64 [N]."""
+
+    @property
+    def size(self) -> int:
+        """Return the height and width of the stored images."""
+
+    def read_pixels(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        """Fill `out`, uint8 [N, 3, size, size], with some rows."""
 
 
 @dataclass(frozen=True)
@@ -69,28 +83,46 @@ class Dataset:
 
     Attributes:
         name: as the configuration spells it.
-        folder: where the files `<domain>.parquet` lie.
+        files: one a domain.
         domains: names; the position is the domain id.
         classes: names; the position is the label.
-        image_size: height and width that `examples` returns.
-        mean: per channel, in units of 0..1, for normalisation.
-        std: per channel, in units of 0..1, for normalisation.
+        sha256: hash of the content, wherever it lies.
+        settings: sizes, splits and normalisation.
+        seed: the run's seed, for random splits.
     """
 
     name: str
-    folder: Path
+    files: tuple[DomainFile, ...]
     domains: tuple[str, ...]
     classes: tuple[str, ...]
-    image_size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    sha256: str
+    settings: DataSettings
+    seed: int = 0
+    _rows: dict[str, Mapping[str, NDArray[np.int64]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @property
+    def image_size(self) -> int:
+        """Height and width that `examples` returns."""
+        return self.settings.image_size
+
+    @property
+    def mean(self) -> tuple[float, float, float]:
+        """Mean by channel, in units of 0..1, for normalisation."""
+        return _MOMENTS[self.settings.normalize][0]
+
+    @property
+    def std(self) -> tuple[float, float, float]:
+        """Standard deviation by channel, in units of 0..1, for normalisation."""
+        return _MOMENTS[self.settings.normalize][1]
 
     def labels(self, domain: str, split: str) -> NDArray[np.int64]:
         """Read the labels of one split without touching its images.
 
         Args:
             domain: one of `domains`.
-            split: "train" or "test".
+            split: "train", "val" or "test".
 
         Returns:
             int64 [N] in 0..len(classes)-1, in the order that `examples` uses.
@@ -98,20 +130,27 @@ class Dataset:
         Raises:
             DataError: the domain, the split or the file is missing, or the file is unreadable.
         """
-        table = _read(self._file(domain, split), ["label", "split"])
-        labels = _integers(table, "label")
-        return labels[_rows(table, split)]
+        return self._file(domain).labels[self.rows(domain, split)]
+
+    def names(self, domain: str, split: str) -> Sequence[str]:
+        """Read the images' names in their source, unique in the domain, in the order of `labels`.
+
+        Raises:
+            DataError: as `labels`.
+        """
+        names = self._file(domain).names
+        return [names[row] for row in self.rows(domain, split)]
 
     def examples(
         self, domain: str, split: str, indices: NDArray[np.int64] | None = None
     ) -> Examples:
-        """Decode examples of one split.
+        """Read examples of one split.
 
         Args:
             domain: one of `domains`.
-            split: "train" or "test".
-            indices: int64 [N] positions in the split; None for all of it. Only the row groups that
-                hold them are read and only these images are decoded.
+            split: "train", "val" or "test".
+            indices: int64 [N] positions in the split; None for all of it. Only what holds them is
+                read.
 
         Returns:
             The examples in the order of `indices`.
@@ -119,134 +158,162 @@ class Dataset:
         Raises:
             DataError: something is missing, an index is out of range or an image is unreadable.
         """
-        path = self._file(domain, split)
-        table = _read(path, ["label", "split"])
-        rows = _rows(table, split)
-        if indices is not None:
-            if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(rows):
-                raise DataError(
-                    f"{self.name}: {domain} {split} has {len(rows)} examples, "
-                    f"asked for {int(indices.min())}..{int(indices.max())}"
-                )
-            rows = rows[indices]
-        images = np.empty((len(rows), 3, self.image_size, self.image_size), np.uint8)
-        for position, encoded in _encoded_images(path, rows):
-            images[position] = decode(encoded, self.image_size, f"{path}, row {rows[position]}")
-        return Examples(images, _integers(table, "label")[rows])
+        if indices is None:
+            indices = np.arange(len(self.rows(domain, split)))
+        images = np.empty((len(indices), 3, self.image_size, self.image_size), np.uint8)
+        return Examples(images, self.read(domain, split, indices, images))
 
-    def _file(self, domain: str, split: str) -> Path:
+    def read(
+        self, domain: str, split: str, indices: NDArray[np.int64], out: NDArray[np.uint8]
+    ) -> NDArray[np.int64]:
+        """Read examples into memory that is there already; see `examples`.
+
+        Args:
+            domain: one of `domains`.
+            split: "train", "val" or "test".
+            indices: int64 [N] positions in the split.
+            out: uint8 [N, 3, H, W], filled with the images.
+
+        Returns:
+            The labels, int64 [N].
+        """
+        file, rows = self._file(domain), self.rows(domain, split)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(rows):
+            raise DataError(
+                f"{self.name}: {domain} {split} has {len(rows)} examples, "
+                f"asked for {int(indices.min())}..{int(indices.max())}"
+            )
+        rows = rows[indices]
+        if file.size == self.image_size:
+            file.read_pixels(rows, out)
+        else:
+            self._read_resized(file, rows, out)
+        return file.labels[rows]
+
+    def rows(self, domain: str, split: str) -> NDArray[np.int64]:
+        """Return the rows of a split in its domain's file, int64 [N].
+
+        Raises:
+            DataError: as `labels`.
+        """
+        file = self._file(domain)
+        if split not in SPLITS:
+            raise DataError(f"no split {split!r}{did_you_mean(split, SPLITS)}")
+        if domain not in self._rows:
+            self._rows[domain] = cut(
+                self.settings.split,
+                labels=file.labels,
+                official=file.splits,
+                groups=file.groups,
+                seed=self.seed,
+                domain=self.domains.index(domain),
+                where=f"{self.name}: {domain}",
+            )
+        return self._rows[domain][split]
+
+    def _file(self, domain: str) -> DomainFile:
         if domain not in self.domains:
             hint = did_you_mean(domain, self.domains)
             raise DataError(f"{self.name} has no domain {domain!r}{hint}")
-        if split not in SPLITS:
-            raise DataError(f"no split {split!r}{did_you_mean(split, SPLITS)}")
-        return self.folder / f"{domain}.parquet"
+        return self.files[self.domains.index(domain)]
+
+    def _read_resized(
+        self, file: DomainFile, rows: NDArray[np.int64], out: NDArray[np.uint8]
+    ) -> None:
+        for start in range(0, len(rows), _BLOCK):
+            block = rows[start : start + _BLOCK]
+            stored = np.empty((len(block), 3, file.size, file.size), np.uint8)
+            file.read_pixels(block, stored)
+            for position, pixels in enumerate(stored, start):
+                out[position] = resize(pixels, self.image_size)
 
 
-def open_dataset(name: str, root: str | Path | None = None, image_size: int = 32) -> Dataset:
-    """Open a data set by name; images are decoded later, when asked for.
+def open_dataset(settings: DataSettings, seed: int = 0) -> Dataset:
+    """Open a data set; images are read later, when asked for.
 
     Args:
-        name: one of `DATASETS`.
-        root: the folder that has a folder `name`; None for data that is part of the package.
-        image_size: height and width of the images in pixels, >= 1; stored images of another size
-            are resized bilinearly when they are read.
+        settings: which one, where, and how it is split. Its root holds prepared data.
+        seed: the run's seed.
 
     Raises:
-        ConfigError: the name is unknown or the size is not positive.
-        DataError: files are missing or contradict each other.
+        ConfigError: the name is unknown.
+        DataError: files are missing or contradict each other, or the data is not prepared.
     """
-    if name not in _RECIPES:
-        raise ConfigError(f"data.name: no data set {name!r}{did_you_mean(name, DATASETS)}")
-    if image_size < 1:
-        raise ConfigError(f"data.image_size={image_size} is not a number of pixels (1 or more)")
-    recipe = _RECIPES[name]
-    embedded = Path(__file__).parent / name
-    folder = embedded if root is None else Path(root) / name
-    if not folder.is_dir():
-        remedy = "leave data.root out: this data is part of the package" if recipe.embedded else ""
-        raise DataError(f"data.root={root}: no folder {folder}; {remedy}".rstrip("; "))
-    files = [folder / f"{domain}.parquet" for domain in recipe.domains]
-    return Dataset(
-        name, folder, recipe.domains, _classes(files), image_size, recipe.mean, recipe.std
+    manifest = read_manifest(settings.root) if settings.root is not None else None
+    if manifest is not None:
+        return _open_prepared(settings, manifest, seed)
+    if settings.name in EMBEDDED:
+        return _open_embedded(settings, seed)
+    raise _not_there(settings)
+
+
+def _not_there(settings: DataSettings) -> ConfigError | DataError:
+    from raysim.data.sources import SOURCES  # its readers take half a second to import
+
+    name, root = settings.name, settings.root
+    if root is not None:
+        return DataError(
+            f"data.root={root}: not prepared (no {MANIFEST}); run "
+            f"`raysim data prepare {name} --root {root} --out FOLDER`"
+        )
+    if name not in SOURCES:
+        hint = did_you_mean(name, [*EMBEDDED, *SOURCES])
+        return ConfigError(f"data.name: no data set {name!r}{hint}")
+    return DataError(
+        f"data.root: where is {name}? Give the folder that holds it ({SOURCES[name].layout}), or "
+        f"one that `raysim data prepare` has made; get the files from {SOURCES[name].url}"
     )
 
 
-def decode(encoded: bytes, size: int, origin: str) -> NDArray[np.uint8]:
-    """Decode one image to RGB and bring it to a size.
+def resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Bring one image to a size, bilinearly, whatever its aspect ratio.
 
     Args:
-        encoded: the bytes of an image file.
+        pixels: uint8 [3, H, W].
         size: height and width of the result.
-        origin: where the bytes come from, for the error message.
 
     Returns:
         uint8 [3, size, size].
-
-    Raises:
-        DataError: the bytes are no image.
     """
-    try:
-        image = Image.open(io.BytesIO(encoded)).convert("RGB")
-    except OSError as error:
-        raise DataError(f"{origin}: not a readable image ({error})") from error
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image, np.uint8).transpose(2, 0, 1)
+    image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    resized = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(resized, np.uint8).transpose(2, 0, 1)
 
 
-def _read(path: Path, columns: list[str]) -> pa.Table:
-    missing = sorted(set(columns) - set(_schema(path).names))
-    if missing:
-        raise DataError(f"{path}: no column {', '.join(missing)}")
-    with pq.ParquetFile(path) as file:
-        return file.read(columns=columns)
+def _open_prepared(settings: DataSettings, manifest: Manifest, seed: int) -> Dataset:
+    root = str(settings.root)
+    if manifest.name != settings.name:
+        raise ConfigError(
+            f"data.root={root} holds {manifest.name}, not {settings.name}: "
+            f"set data.name={manifest.name}"
+        )
+    wanted = settings.classes
+    if isinstance(wanted, tuple) and wanted != manifest.classes:
+        raise ConfigError(
+            f"data.classes: {root} was prepared with the classes {', '.join(manifest.classes)}: "
+            "leave data.classes out, or prepare the source again"
+        )
+    check_files(root, manifest)
+    return Dataset(
+        settings.name,
+        tuple(PreparedFile(root, entry, manifest.size) for entry in manifest.domains),
+        tuple(entry.name for entry in manifest.domains),
+        manifest.classes,
+        manifest.sha256,
+        settings,
+        seed,
+    )
 
 
-def _integers(table: pa.Table, column: str) -> NDArray[np.int64]:
-    return np.asarray(table.column(column).to_numpy(), np.int64)
-
-
-def _rows(table: pa.Table, split: str) -> NDArray[np.int64]:
-    return np.flatnonzero(table.column("split").to_numpy(zero_copy_only=False) == split)
-
-
-def _encoded_images(path: Path, rows: NDArray[np.int64]) -> list[tuple[int, bytes]]:
-    """Return (position in `rows`, encoded image), reading only the row groups that are needed."""
-    found: list[tuple[int, bytes]] = []
-    with pq.ParquetFile(path) as file:
-        start = 0
-        for group in range(file.num_row_groups):
-            stop = start + file.metadata.row_group(group).num_rows
-            positions = np.flatnonzero((rows >= start) & (rows < stop))
-            if len(positions):
-                column = file.read_row_group(group, columns=["image"]).column("image")
-                images = column.take(pa.array(rows[positions] - start)).to_pylist()
-                found.extend(zip(positions.tolist(), images, strict=True))
-            start = stop
-    return found
-
-
-def _classes(files: list[Path]) -> tuple[str, ...]:
-    """Read the class names and check that every domain gives a label the same name."""
-    names: dict[int, str] = {}
-    for path in files:
-        has_names = "label_name" in _schema(path).names
-        table = _read(path, ["label", "label_name"] if has_names else ["label"])
-        labels = table.column("label").to_pylist()
-        spelled = table.column("label_name").to_pylist() if has_names else map(str, labels)
-        for label, name in sorted(set(zip(labels, spelled, strict=True))):
-            if names.setdefault(label, name) != name:
-                raise DataError(
-                    f"{path}: label {label} is {name!r} here and {names[label]!r} elsewhere"
-                )
-    if sorted(names) != list(range(len(names))) or not names:
-        raise DataError(f"{files[0].parent}: labels are not 0..K-1 without gaps: {sorted(names)}")
-    return tuple(names[label] for label in range(len(names)))
-
-
-def _schema(path: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not a readable Parquet file ({error})") from error
+def _open_embedded(settings: DataSettings, seed: int) -> Dataset:
+    root, name = settings.root, settings.name
+    folder = Path(__file__).parent / name if root is None else Path(root) / name
+    if not folder.is_dir():
+        raise DataError(
+            f"data.root={root}: no folder {folder}; leave data.root out: this data is part of the "
+            "package"
+        )
+    files = tuple(EncodedFile(folder / f"{domain}.parquet") for domain in EMBEDDED[name])
+    classes = class_names(files)
+    sha256 = hashlib.sha256(b"".join(file.path.read_bytes() for file in files)).hexdigest()
+    return Dataset(name, files, EMBEDDED[name], classes, sha256, settings, seed)

@@ -98,6 +98,52 @@ def fixed_number(
     return wants
 
 
+def complete_separation(pools_P: Counts, num_clients: int) -> Floats:
+    """Choose each client's main pools so that clients share as few as can be.
+
+    With a client for each pool, each client has one: further clients go to the pool with the most
+    images per client, and those of a pool are consecutive. With fewer clients, the largest pool
+    first, each goes to the client with the fewest images so far. Ties go to the lower id.
+
+    Args:
+        pools_P: images in each pool, not all 0; an empty pool is nobody's.
+        num_clients: M.
+
+    Returns:
+        1 where a client has a pool, else 0, [M, P].
+    """
+    filled = np.flatnonzero(pools_P)
+    if num_clients < len(filled):
+        held = np.zeros((num_clients, len(pools_P)))
+        sizes = np.zeros(num_clients, np.int64)
+        for pool in filled[np.argsort(-pools_P[filled], kind="stable")]:
+            client = sizes.argmin()
+            held[client, pool] = 1
+            sizes[client] += pools_P[pool]
+        return held
+    clients_P = np.where(pools_P > 0, 1.0, 0.0)
+    for _ in range(num_clients - len(filled)):
+        clients_P[ratio(pools_P, clients_P).argmax()] += 1
+    return np.repeat(np.eye(len(pools_P)), clients_P.astype(np.int64), axis=0)
+
+
+def heterogeneous(iid: float, pools_P: Counts, num_clients: int) -> Floats:
+    """Return expected counts between complete separation and equal parts for everyone.
+
+    Args:
+        iid: weight of the equal parts, 0..1.
+        pools_P: images in each pool, not all 0.
+        num_clients: M.
+
+    Returns:
+        Expected counts [M, P]; columns sum to the pools.
+    """
+    held = complete_separation(pools_P, num_clients)
+    apart: Floats = held * ratio(pools_P, held.sum(axis=0))
+    expected: Floats = iid * pools_P / num_clients + (1 - iid) * apart
+    return expected
+
+
 def fit_margins(wants_MP: Floats, pools_P: Counts, sizes_M: Floats) -> Floats:
     """Turn wants into expected counts: columns sum to the pools, rows nearly to the sizes.
 
@@ -157,6 +203,60 @@ def deal(group_of: Counts, weights_MG: Floats, rng: np.random.Generator) -> Coun
             edges[-1] = len(rows)  # the sum may miss it by float noise
             owner[rows] = np.repeat(takers, np.diff(edges, prepend=0))
     return owner
+
+
+def deal_shares(num_examples: int, clients: Counts, share: int, rng: np.random.Generator) -> Counts:
+    """Give each client the same number of one domain's images, drawn at random.
+
+    Args:
+        num_examples: N, at least `share` for each client.
+        clients: ids of the takers.
+        share: images of each.
+        rng: the generator to draw from.
+
+    Returns:
+        Client ids, int64 [N]; -1 for images that nobody gets.
+    """
+    owner = np.full(num_examples, -1, np.int64)
+    owner[rng.permutation(num_examples)[: len(clients) * share]] = np.repeat(clients, share)
+    return owner
+
+
+def swap_in_classes(
+    owner: Counts, label_of: Counts, clients: Counts, rng: np.random.Generator
+) -> None:
+    """Swap images of one domain, in place, until each client holds every class of the domain.
+
+    A client gives an image of its most frequent class for one of the class it lacks: an unused
+    one, or one of the client that has most of the class.
+
+    Args:
+        owner: client ids, int64 [N], -1 for unused images. Every client has at least as many
+            images as the domain has classes.
+        label_of: int64 [N]; every class that occurs has at least as many images as there are
+            clients.
+        clients: ids of the clients.
+        rng: chooses the images that change hands.
+    """
+    order = rng.permutation(len(owner))
+    # The last row counts the unused images: -1 is an index too.
+    counts = np.zeros((int(clients.max()) + 2, int(label_of.max()) + 1), np.int64)
+    np.add.at(counts, (owner, label_of), 1)
+
+    def first(holder: int, label: int) -> int:
+        return int(order[((owner == holder) & (label_of == label))[order].argmax()])
+
+    occurs = counts.any(axis=0)
+    for client in clients.tolist():
+        for label in np.flatnonzero(occurs & (counts[client] == 0)).tolist():
+            donor = -1 if counts[-1, label] else int(counts[:, label].argmax())
+            given = int(counts[client].argmax())
+            taken_row, given_row = first(donor, label), first(client, given)
+            owner[taken_row], owner[given_row] = client, donor
+            counts[client, label] += 1
+            counts[donor, label] -= 1
+            counts[client, given] -= 1
+            counts[donor, given] += 1
 
 
 def deal_test(group_of: Counts, train_MG: Counts, rng: np.random.Generator) -> Counts:

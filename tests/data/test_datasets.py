@@ -8,10 +8,16 @@ import pytest
 from PIL import Image
 
 from raysim.data.contact_sheet import draw
-from raysim.data.datasets import DATASETS, decode, open_dataset
+from raysim.data.datasets import EMBEDDED, Dataset
+from raysim.data.datasets import open_dataset as open_settings
+from raysim.data.settings import DataSettings
 from raysim.errors import ConfigError, DataError
 
 DOMAINS = ("mnist", "optdigits", "mnist_m", "syn")
+
+
+def open_dataset(name: str, root: str | None = None, image_size: int = 32) -> Dataset:
+    return open_settings(DataSettings(name=name, root=root, image_size=image_size))
 
 
 def encoded(colour: int, size: int = 8, mode: str = "RGB") -> bytes:
@@ -40,7 +46,7 @@ def test_embedded_data_opens_without_a_root() -> None:
     assert dataset.domains == DOMAINS
     assert dataset.classes == tuple("0123456789")
     assert dataset.mean == dataset.std == (0.5, 0.5, 0.5)
-    assert "digits_mini" in DATASETS
+    assert "digits_mini" in EMBEDDED
 
 
 @pytest.mark.parametrize(("split", "per_class"), [("train", 100), ("test", 40)])
@@ -87,19 +93,18 @@ def test_splits_are_positions_among_rows_of_the_split(tmp_path: Path) -> None:
     assert images[:, 0, 0, 0].tolist() == [5, 1]
 
 
-def test_grey_and_transparent_images_become_rgb() -> None:
-    assert decode(encoded(77, mode="L"), 8, "here").tolist() == [[[77] * 8] * 8] * 3
-    assert decode(encoded(0, mode="RGBA"), 8, "here").shape == (3, 8, 8)
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
+def test_stored_images_of_any_mode_become_rgb(tmp_path: Path, mode: str) -> None:
+    write_all(tmp_path, [0, 1], ["a", "b"])
+    write_domain(tmp_path / "digits_mini", "syn", [0, 1], ["a", "b"], image=encoded(77, mode=mode))
+    image = open_dataset("digits_mini", str(tmp_path), image_size=8).examples("syn", "test").images
+    with Image.open(io.BytesIO(encoded(77, mode=mode))) as expected:
+        np.testing.assert_array_equal(image[0].transpose(1, 2, 0), expected.convert("RGB"))
 
 
 def test_unknown_name_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'digits_mini'"):
         open_dataset("digit_mini")
-
-
-def test_size_must_be_positive() -> None:
-    with pytest.raises(ConfigError, match="image_size=0"):
-        open_dataset("digits_mini", image_size=0)
 
 
 def test_root_without_the_data_says_that_it_is_embedded(tmp_path: Path) -> None:
@@ -139,7 +144,7 @@ def test_broken_image_names_file_and_row(tmp_path: Path) -> None:
     write_all(tmp_path, [0, 1], ["a", "b"])
     write_domain(tmp_path / "digits_mini", "syn", [0, 1], ["a", "b"], image=b"no image")
     dataset = open_dataset("digits_mini", str(tmp_path))
-    with pytest.raises(DataError, match=r"syn\.parquet, row 1: not a readable image"):
+    with pytest.raises(DataError, match=r"syn\.parquet, row 0: not a readable image"):
         dataset.examples("syn", "train")
 
 

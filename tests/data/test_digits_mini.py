@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import raysim.data.digits_mini
-from raysim.data.datasets import decode
+from raysim.data.encoded import EncodedFile
 
 FOLDER = Path(raysim.data.digits_mini.__file__).parent
 DOMAINS = ("mnist", "optdigits", "mnist_m", "syn")
@@ -89,6 +89,15 @@ def test_rebuilding_gives_the_same_data(tmp_path: Path) -> None:
         assert np.abs(difference).mean() < 1.0, domain
 
 
+def test_every_image_is_different() -> None:
+    """`EncodedFile.groups` relies on it."""
+    for domain in DOMAINS:
+        pixels = images(FOLDER / f"{domain}.parquet")
+        assert len(np.unique(pixels.reshape(len(pixels), -1), axis=0)) == len(pixels) == 1400
+
+
 def images(path: Path) -> np.ndarray:
-    column = pq.read_table(path, columns=["image"]).column("image").to_pylist()
-    return np.stack([decode(image, 32, str(path)) for image in column])
+    file = EncodedFile(path)
+    pixels = np.empty((len(file.labels), 3, file.size, file.size), np.uint8)
+    file.read_pixels(np.arange(len(pixels)), pixels)
+    return pixels

@@ -1,0 +1,1 @@
+"""Decoding and checking a data set once, into files that training maps into memory."""
