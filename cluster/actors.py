@@ -1,16 +1,21 @@
 """The two kinds of actor: thin shells around `raysim.host.Host` and `raysim.server.Server`."""
 
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 
 from raysim.aggregation import Partial
 from raysim.config import RunConfig
-from raysim.data.partition import Shard
+from raysim.data.shards import Shard
+from raysim.errors import UserError
 from raysim.host import Host
-from raysim.messages import ClientReport, Costs, EvalSum, EvalUnit
+from raysim.messages import Costs, EvalSum, EvalUnit, HostReport
 from raysim.server import Server
 from raysim.tensors import Arrays
 
@@ -18,23 +23,53 @@ from raysim.tensors import Arrays
 class ClientHost:
     """Stateful clients on the resources that Ray assigned to this process.
 
-    Calls of the group "control" run beside a phase: a snapshot shows the committed states and
-    need not wait for the round in flight.
+    Calls of the group "control" run beside a phase.
     """
 
-    def __init__(self, config: RunConfig, shards: Mapping[int, Shard], index: int) -> None:
+    def __init__(
+        self, config: RunConfig, shards: Mapping[int, Shard], index: int, spill: Path | None
+    ) -> None:
         """Hold the given clients; see `Host`."""
         device = "cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
-        self._host = Host(config, shards, index=index, device=device)
+        try:
+            self._host = Host(config, shards, index=index, device=device, spill=_own(spill))
+        except UserError as error:  # Ray would wrap it into a report of a dead actor
+            self._failed: UserError | None = error
+        else:
+            self._failed = None
 
-    def ready(self) -> bool:
-        """Return once the host is built."""
-        return True
+    def ready(self) -> str:
+        """Return process and node, once the host is built.
+
+        Raises:
+            UserError: it cannot be built.
+        """
+        if self._failed is not None:
+            raise self._failed
+        return f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
+
+    @ray.method(concurrency_group="control")
+    def steps(self) -> int:
+        """Return a number that grows while the host is at work."""
+        return self._host.steps
+
+    @ray.method(concurrency_group="control")
+    def abandon(self) -> None:
+        """See `Host.abandon`."""
+        self._host.abandon()
+
+    def adopt(self, shards: Mapping[int, Shard]) -> None:
+        """See `Host.adopt`."""
+        self._host.adopt(shards)
+
+    def release(self, clients: Sequence[int]) -> None:
+        """See `Host.release`."""
+        self._host.release(clients)
 
     @ray.method(num_returns=2)
     def run_phase(
         self, round_: int, phase: str, clients: Sequence[int], weights: Arrays, message: Arrays
-    ) -> tuple[Partial, list[ClientReport]]:
+    ) -> tuple[Partial, HostReport]:
         """See `Host.run_phase`."""
         return self._host.run_phase(round_, phase, clients, weights, message)
 
@@ -53,14 +88,21 @@ class ClientHost:
         """See `Host.evaluate`."""
         return self._host.evaluate(round_, units, weights, message, personal=personal)
 
-    @ray.method(concurrency_group="control")
-    def snapshot(self) -> dict[int, Arrays]:
-        """See `Host.snapshot`."""
-        return self._host.snapshot()
+    def staged_sizes(self) -> dict[int, int]:
+        """See `Host.staged_sizes`."""
+        return self._host.staged_sizes()
+
+    def staged(self, clients: Sequence[int]) -> dict[int, Arrays]:
+        """See `Host.staged`."""
+        return self._host.staged(clients)
 
     def restore(self, states: Mapping[int, Arrays]) -> None:
         """See `Host.restore`."""
-        self._host.restore(states)
+        self._host.restore(_own_arrays(states))
+
+    def add(self, states: Mapping[int, Arrays]) -> None:
+        """See `Host.add`."""
+        self._host.add(_own_arrays(states))
 
 
 class ServerActor:
@@ -70,9 +112,14 @@ class ServerActor:
         """Build the server; see `Server`."""
         self._server = Server(config, num_classes, num_domains)
 
-    def weights(self) -> Arrays:
-        """See `Server.weights`."""
-        return self._server.weights()
+    def ready(self) -> bool:
+        """Return once the server is built."""
+        return True
+
+    @ray.method(num_returns=2)
+    def staged(self) -> tuple[Arrays, Arrays]:
+        """See `Server.staged`."""
+        return self._server.staged()
 
     @ray.method(num_returns=2)
     def broadcast(self, round_: int, phase: str) -> tuple[Arrays, int]:
@@ -89,22 +136,26 @@ class ServerActor:
         """
         return self._server.aggregate(round_, phase, (ray.get(ref) for ref in partials))
 
-    def commit(self) -> Arrays:
+    def commit(self) -> None:
         """See `Server.commit`."""
-        return self._server.commit()
+        self._server.commit()
 
     def costs(self) -> Costs:
         """See `Server.costs`."""
         return self._server.costs()
 
-    def digest(self) -> str:
-        """See `Server.digest`."""
-        return self._server.digest()
-
-    def snapshot(self) -> tuple[Arrays, Arrays]:
-        """See `Server.snapshot`."""
-        return self._server.snapshot()
-
     def restore(self, model: Arrays, memory: Arrays) -> None:
         """See `Server.restore`."""
         self._server.restore(model, memory)
+
+
+def _own(spill: Path | None) -> Path | None:
+    """Return a folder of this process below the run's, or below this node's temporary one."""
+    if spill is None or not spill.parent.is_dir():  # another node, without the run directory
+        spill = Path(tempfile.gettempdir()) / "raysim-states"
+    return spill / str(os.getpid())
+
+
+def _own_arrays(states: Mapping[int, Arrays]) -> dict[int, Arrays]:
+    """Copy what came through the object store, which would be kept there by a view."""
+    return {c: {n: np.array(a) for n, a in state.items()} for c, state in states.items()}

@@ -1,34 +1,45 @@
-"""The executor on Ray: hosts and server are actors, the driver moves references between them."""
+"""The executor on Ray: hosts and server are actors, the driver moves references between them.
 
+What was committed last is known to the driver: references to model and memory, and copies of the
+clients' private states. So whatever dies, a new process can be given the state of the last complete
+round, and the round in flight is run again.
+"""
+
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.actors import ClientHost, ServerActor
-from cluster.placement import HostPlan, place_clients, plan_hosts
+from cluster.actors import ServerActor
+from cluster.crew import Crew
+from cluster.patience import Patience
+from cluster.placement import plan_hosts
 from cluster.session import session
 from raysim.config import RunConfig
 from raysim.data.datasets import Dataset
-from raysim.data.partition import Partition, Shard
-from raysim.errors import ClusterError, RunError, UserError
-from raysim.executor import PhaseReport
+from raysim.data.shards import Partition
+from raysim.errors import RunError
+from raysim.executor import PhaseReport, PlaceLost
 from raysim.messages import Costs, EvalSum, EvalUnit, Snapshot
 from raysim.signals import Signals
 from raysim.skeleton import method_of
+from raysim.states import ClientStates
+from raysim.tensors import digest, num_bytes
 
-# A restarted actor would answer from its constructor's state: recovery is the driver's affair.
 _SERVER = ray.remote(max_restarts=0, max_task_retries=0)(ServerActor)
-_HOST = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(
-    ClientHost
-)
-
-
-_POLL_S = 0.2
+_PROBE_S = 15.0
+_GATHERED = 8
+"""Clients whose updates a host sends together where the server needs them one by one."""
+_BLOCK = 2**27
+"""Bytes of private states that travel at a time."""
 
 
 class RayExecutor:
@@ -40,6 +51,7 @@ class RayExecutor:
         partition: Partition,
         dataset: Dataset,
         signals: Signals | None = None,
+        spill: Path | None = None,
     ) -> None:
         """Connect to Ray and start the actors.
 
@@ -48,165 +60,230 @@ class RayExecutor:
             partition: every client's rows.
             dataset: names the classes and domains.
             signals: may interrupt waiting, never a call into Ray.
+            spill: folder for private states that memory is not meant to hold.
 
         Raises:
             ClusterError: the cluster cannot be reached or cannot hold the hosts.
         """
-        self._wait_s = config.execution.wait_s
-        self._signals = signals or Signals()
+        self._config = config
+        self._sizes = len(dataset.classes), len(dataset.domains)
+        self._patience = Patience(signals or Signals(), config.execution.hang_s)
         self._stack = ExitStack()
-        self._actors: list[Any] = []
+        self._server: Any = None
+        self._crew: Crew | None = None
         try:
+            spill = spill or Path(tempfile.mkdtemp())
+            self._stack.callback(shutil.rmtree, spill, ignore_errors=True)
+            self._states = _states(config, spill / "committed")
+            self._incoming = _states(config, spill / "incoming")
+            self._stack.callback(self._states.clear)
             cluster = self._stack.enter_context(session(config.execution))
-            shards = partition.holders(method_of(config).adapts)
             plan = plan_hosts(config.execution, ray.cluster_resources(), len(partition.shards))
-            self._host_of = place_clients([shard.num_train for shard in shards], plan.num_hosts)
-            self._start(config, shards, dataset, plan)
+            shards = partition.holders(method_of(config).adapts)
+            self._crew = Crew(config, shards, plan, self._patience, spill)
+            self._server = self._start_server()
+            with self._patience.calling("starting the hosts"):
+                self._crew.start()
+                self._model, self._memory = self._server.staged.remote()
+                self._patience.get({self._model: None, self._memory: None})
+        except PlaceLost as error:
+            self.close()
+            raise RunError(str(error)) from None
         except BaseException:
             self.close()
             raise
+        self._round = -1
+        self._lost = ""
         self.num_hosts = plan.num_hosts
         self.description = f"{plan.num_hosts} hosts on {cluster}"
 
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
         """See `Executor.run_phase`."""
         started = time.perf_counter()
-        with self._calling(f"round {round_ + 1}, phase {phase!r}"):
+        with self._patience.calling(f"round {round_ + 1}, phase {phase!r}"):
+            self._ensure_whole()
+            if round_ != self._round:
+                self._move(self._hosts.settle(cohort))
+                self._round = round_
             message, down = self._server.broadcast.remote(round_, phase)
-            partials, reports = [], []
-            for host, clients in self._by_host(cohort).items():
-                partial, report = self._hosts[host].run_phase.remote(
-                    round_, phase, clients, self._weights, message
-                )
-                partials.append(partial)
-                reports.append(report)
-            done = [client for report in self._get(reports) for client in report]
+            partials, reports = [], {}
+            for index, clients in self._hosts.by_host(cohort).items():
+                host = self._hosts.hosts[index]
+                step = _GATHERED if method_of(self._config).gathers else len(clients)
+                for start in range(0, len(clients), step):
+                    partial, report = host.actor.run_phase.remote(
+                        round_, phase, clients[start : start + step], self._model, message
+                    )
+                    partials.append(partial)
+                    reports[report] = host
+            done = self._patience.get(reports)
             trained = time.perf_counter()
             aggregated = self._server.aggregate.remote(round_, phase, partials)
-            metrics, bytes_down = self._get([aggregated, down])
+            metrics, bytes_down = self._patience.get({aggregated: None, down: None})
         return PhaseReport(
-            clients=sorted(done, key=lambda report: report.client),
+            clients=sorted((c for r in done for c in r.clients), key=lambda c: c.client),
             metrics=metrics,
             bytes_down=bytes_down,
             seconds={"clients": trained - started, "aggregate": time.perf_counter() - trained},
+            partial_bytes={
+                index: sum(report.partial_bytes for report in done if report.host == index)
+                for index in sorted({report.host for report in done})
+            },
         )
 
     def commit(self) -> None:
-        """See `Executor.commit`."""
-        with self._calling("the end of the round"):
-            self._weights = self._server.commit.remote()
-            self._get([host.commit.remote() for host in self._hosts])
+        """See `Executor.commit`.
+
+        The round is committed once the driver holds all that it changed; then the actors are told.
+        """
+        with self._patience.calling("the end of the round"):
+            self._ensure_whole()
+            model, memory = self._server.staged.remote()
+            self._incoming.clear()
+            hosts = list(self._hosts.hosts.values())
+            sizes = self._patience.get({host.actor.staged_sizes.remote(): host for host in hosts})
+            for host, size_of in zip(hosts, sizes, strict=True):
+                for block in _blocks(size_of):
+                    (states,) = self._patience.get({host.actor.staged.remote(block): host})
+                    for client, state in states.items():
+                        # Copies: a view would keep the whole block in the object store.
+                        self._incoming.put(client, {n: np.array(a) for n, a in state.items()})
+            self._patience.get({model: None, memory: None})
+            self._states.absorb(self._incoming)
+            self._model, self._memory = model, memory
+            try:
+                calls = {host.actor.commit.remote(): host for host in hosts}
+                self._patience.get({self._server.commit.remote(): None, **calls})
+            except PlaceLost as error:  # the round stands; the next step finds what is missing
+                self._lost = f"{error} at the end of the round before"
+            except RayError:
+                self._lost = "a process failed at the end of the round before"
 
     def evaluate(self, round_: int, units: Sequence[EvalUnit], *, personal: bool) -> list[EvalSum]:
         """See `Executor.evaluate`."""
-        with self._calling(f"the evaluation of round {round_ + 1}"):
+        with self._patience.calling(f"the evaluation of round {round_ + 1}"):
+            self._ensure_whole()
             message, _ = self._server.broadcast.remote(round_, "evaluate")
-            sums = [
-                host.evaluate.remote(
-                    round_, units[index :: self.num_hosts], self._weights, message, personal
-                )
-                for index, host in enumerate(self._hosts)
-            ]
-            return [item for part in self._get(sums) for item in part]
+            hosts = list(self._hosts.hosts.values())
+            calls = {
+                host.actor.evaluate.remote(
+                    round_, units[index :: len(hosts)], self._model, message, personal
+                ): host
+                for index, host in enumerate(hosts)
+            }
+            return [item for part in self._patience.get(calls) for item in part]
 
     def costs(self) -> Costs:
         """See `Executor.costs`."""
-        with self._calling("counting costs"):
-            (costs,) = self._get([self._server.costs.remote()])
+        with self._patience.calling("counting costs"):
+            self._ensure_whole()
+            (costs,) = self._patience.get({self._server.costs.remote(): None})
         return cast(Costs, costs)
 
     def digest(self) -> str:
         """See `Executor.digest`."""
-        with self._calling("hashing the weights"):
-            (digest,) = self._get([self._server.digest.remote()])
-        return str(digest)
+        return digest(ray.get(self._model))
 
     def snapshot(self) -> Snapshot:
-        """See `Executor.snapshot`."""
-        with self._calling("saving the last complete round"):
-            calls = [actor.snapshot.remote() for actor in (self._server, *self._hosts)]
-            (model, memory), *states = ray.get(calls)  # an interrupted run waits for this too
-        clients = {client: state for part in states for client, state in part.items()}
-        return Snapshot(model=model, memory=memory, clients=clients)
+        """See `Executor.snapshot`; needs no actor to be alive."""
+        with self._patience.calling("saving the last complete round"):
+            model, memory = ray.get([self._model, self._memory])
+        return Snapshot(model=model, memory=memory, clients=self._states)
 
     def restore(self, snapshot: Snapshot) -> None:
         """See `Executor.restore`."""
-        with self._calling("going back to a checkpoint"):
-            calls = [self._server.restore.remote(snapshot.model, snapshot.memory)]
-            for index, host in enumerate(self._hosts):
-                own = {c: s for c, s in snapshot.clients.items() if self._host_of[c] == index}
-                calls.append(host.restore.remote(own))
-            self._get(calls)
-            self._weights = self._server.weights.remote()
+        self._model, self._memory = ray.put(snapshot.model), ray.put(snapshot.memory)
+        self._states.clear()
+        for client in snapshot.clients:
+            self._states.put(client, snapshot.clients[client])
+        try:
+            with self._patience.calling("going back to a checkpoint"):
+                self._send_committed()
+        except PlaceLost as error:  # the driver has it all; the next step finds what is missing
+            self._lost = str(error)
+
+    def recover(self, notify: Callable[[str], None]) -> None:
+        """See `Executor.recover`."""
+        with self._patience.calling("making good what was lost"):
+            if not self._answers(self._server):
+                ray.kill(self._server)
+                self._server = self._start_server()
+                notify("started anew: the server")
+            self._hosts.repair(notify)
+            self._send_committed()
+            self._lost = ""
 
     def close(self) -> None:
         """See `Executor.close`."""
         if ray.is_initialized():
-            for actor in self._actors:
-                ray.kill(actor)
-        self._actors = []
-        self._weights = None
+            if self._crew is not None:
+                self._crew.close()
+            if self._server is not None:
+                ray.kill(self._server)
+        self._crew = self._server = None
+        self._model = self._memory = None
         self._stack.close()
 
-    def _start(
-        self, config: RunConfig, shards: Sequence[Shard], dataset: Dataset, plan: HostPlan
-    ) -> None:
-        threads = {"env_vars": {"OMP_NUM_THREADS": str(config.local.threads)}}
+    @property
+    def _hosts(self) -> Crew:
+        assert self._crew is not None, "the executor is closed"
+        return self._crew
+
+    def _start_server(self) -> Any:
+        threads = {"env_vars": {"OMP_NUM_THREADS": str(self._config.local.threads)}}
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._server = _SERVER.options(
-            num_cpus=0, scheduling_strategy=here, runtime_env=threads
-        ).remote(config, len(dataset.classes), len(dataset.domains))
-        self._actors.append(self._server)
-        self._hosts = []
-        for index in range(plan.num_hosts):
-            own = {c: s for c, s in enumerate(shards) if self._host_of[c] == index}
-            host = _HOST.options(
-                num_cpus=plan.cpus, num_gpus=plan.gpus, runtime_env=threads
-            ).remote(config, own, index)
-            self._actors.append(host)
-            self._hosts.append(host)
-        self._await_hosts(plan)
-        self._weights = self._server.weights.remote()
+        options = {"num_cpus": 0, "scheduling_strategy": here, "runtime_env": threads}
+        return _SERVER.options(**options).remote(self._config, *self._sizes)
 
-    def _await_hosts(self, plan: HostPlan) -> None:
-        waiting = [host.ready.remote() for host in self._hosts]
-        _, missing = ray.wait(waiting, num_returns=len(waiting), timeout=self._wait_s)
-        if missing:
-            free = ray.available_resources()
-            raise ClusterError(
-                f"{len(missing)} of {plan.num_hosts} hosts did not start within "
-                f"{self._wait_s:g} s: each wants {plan.cpus:g} CPU and {plan.gpus:g} GPU, free are "
-                f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU. "
-                "Wait for other work to end (execution.wait_s), or lower execution.hosts"
-            )
-        with self._calling("starting the hosts"):
-            self._get(waiting)
+    def _ensure_whole(self) -> None:
+        """Refuse to go on with actors that may not have heard of the last committed round."""
+        if self._lost:
+            raise PlaceLost(self._lost)
 
-    def _by_host(self, cohort: Sequence[int]) -> dict[int, list[int]]:
-        groups: dict[int, list[int]] = {}
-        for client in cohort:
-            groups.setdefault(self._host_of[client], []).append(client)
-        return groups
-
-    def _get(self, refs: list[Any]) -> list[Any]:
-        """Wait for results; a signal ends the waiting, not the calls."""
-        missing = refs
-        while missing:
-            _, missing = ray.wait(missing, num_returns=len(missing), timeout=_POLL_S)
-            self._signals.poll()
-        return cast(list[Any], ray.get(refs))
-
-    @contextmanager
-    def _calling(self, where: str) -> Iterator[None]:
-        """Hold signals back from Ray, and turn its errors into `RunError` in their own words."""
+    def _answers(self, actor: Any) -> bool:
+        ref = actor.ready.remote()
         try:
-            with self._signals.deferred():
-                yield
-        except RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, UserError):
-                raise cause from None
-            text = str(cause) if isinstance(cause, RunError) else f"{where}: {error}"
-            raise RunError(text) from None
-        except RayActorError as error:
-            raise RunError(f"{where}: a process of the run died: {error}") from None
+            ray.get(ref, timeout=_PROBE_S)
+        except RayError:
+            return False
+        return True
+
+    def _send_committed(self) -> None:
+        """Bring server and hosts to the last committed round."""
+        self._round = -1
+        calls = {self._server.restore.remote(self._model, self._memory): None}
+        calls |= {host.actor.restore.remote({}): host for host in self._hosts.hosts.values()}
+        self._patience.get(calls)
+        for index, clients in self._hosts.by_host(self._states).items():
+            self._send_states(index, clients)
+
+    def _send_states(self, index: int, clients: Sequence[int]) -> None:
+        sizes = {c: num_bytes(self._states[c]) for c in clients if c in self._states}
+        host = self._hosts.hosts[index]
+        for block in _blocks(sizes):
+            states = {client: self._states[client] for client in block}
+            self._patience.get({host.actor.add.remote(states): host})
+
+    def _move(self, moves: Mapping[int, int]) -> None:
+        if moves:
+            self._hosts.move(moves)
+            for index, clients in self._hosts.by_host(moves).items():
+                self._send_states(index, clients)
+
+
+def _states(config: RunConfig, folder: Path) -> ClientStates:
+    return ClientStates(config.execution.state_memory_mb * 2**20, folder)
+
+
+def _blocks(sizes: Mapping[int, int]) -> Iterator[list[int]]:
+    """Cut clients into blocks of about `_BLOCK` bytes of states."""
+    block: list[int] = []
+    total = 0
+    for client, size in sizes.items():
+        if block and total + size > _BLOCK:
+            yield block
+            block, total = [], 0
+        block.append(client)
+        total += size
+    if block:
+        yield block

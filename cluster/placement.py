@@ -32,9 +32,7 @@ def plan_hosts(
     cpus, gpus = total.get("CPU", 0.0), total.get("GPU", 0.0)
     per_host = settings.gpus_per_host
     wanted_gpus = (1.0 if gpus >= 1 else 0.0) if per_host == "auto" else float(per_host)
-    fits = int(cpus / settings.cpus_per_host + 1e-9)
-    if wanted_gpus:
-        fits = min(fits, int(gpus / wanted_gpus + 1e-9))
+    fits = hosts_that_fit(total, settings.cpus_per_host, wanted_gpus)
     wanted = max(fits, 1) if settings.hosts == "auto" else int(settings.hosts)
     if wanted > fits:
         raise ClusterError(
@@ -45,6 +43,12 @@ def plan_hosts(
             "(fractions are fine), or add nodes"
         )
     return HostPlan(min(wanted, num_clients), settings.cpus_per_host, wanted_gpus)
+
+
+def hosts_that_fit(total: Mapping[str, float], cpus: float, gpus: float) -> int:
+    """Return how many hosts of so many CPUs and GPUs a cluster's resources allow."""
+    fits = int(total.get("CPU", 0.0) / cpus + 1e-9)
+    return min(fits, int(total.get("GPU", 0.0) / gpus + 1e-9)) if gpus else fits
 
 
 def place_clients(work: Sequence[int], num_hosts: int) -> list[int]:
@@ -59,10 +63,62 @@ def place_clients(work: Sequence[int], num_hosts: int) -> list[int]:
     Returns:
         Host by client id.
     """
-    load = [0] * num_hosts
-    host_of = [0] * len(work)
-    for client in sorted(range(len(work)), key=lambda c: (-work[c], c)):
-        host = min(range(num_hosts), key=lambda h: (load[h], h))
-        host_of[client] = host
+    found = shelter(range(len(work)), work, {}, range(num_hosts))
+    return [found[client] for client in range(len(work))]
+
+
+def balance(
+    cohort: Sequence[int], work: Sequence[int], host_of: Mapping[int, int], hosts: Sequence[int]
+) -> dict[int, int]:
+    """Say which clients of a round's cohort should move, so that its hosts end at about one time.
+
+    A client's host is kept unless the move pays: the whole must shorten the longest host's work by
+    `_GAIN`, and moving a client counts as `_MOVE` of its work, for reading its examples anew.
+
+    Args:
+        cohort: clients of the round.
+        work: a client's work by id.
+        host_of: where each client lives.
+        hosts: numbers of the hosts that there are.
+
+    Returns:
+        New hosts of the clients that move.
+    """
+    load, before = dict.fromkeys(hosts, 0.0), dict.fromkeys(hosts, 0.0)
+    moves = {}
+    for client in sorted(cohort, key=lambda c: (-work[c], c)):
+        home = host_of[client]
+        before[home] += work[client]
+        best = min(hosts, key=lambda h: (load[h], h))
+        if load[home] > load[best] + _MOVE * work[client]:
+            moves[client] = best
+            load[best] += (1 + _MOVE) * work[client]
+        else:
+            load[home] += work[client]
+    return moves if max(load.values()) < (1 - _GAIN) * max(before.values()) else {}
+
+
+_MOVE, _GAIN = 0.5, 0.1
+
+
+def shelter(
+    orphans: Sequence[int], work: Sequence[int], host_of: Mapping[int, int], hosts: Sequence[int]
+) -> dict[int, int]:
+    """Give clients without a host one of those that there are, the least loaded first.
+
+    Args:
+        orphans: clients whose host is gone.
+        work: a client's work by id.
+        host_of: where each client lives; orphans are left out.
+        hosts: numbers of the hosts that there are.
+    """
+    load, homeless = dict.fromkeys(hosts, 0), set(orphans)
+    for client, host in host_of.items():
+        if host in load and client not in homeless:
+            load[host] += work[client]
+    found = {}
+    for client in sorted(orphans, key=lambda c: (-work[c], c)):
+        host = min(hosts, key=lambda h: (load[h], h))
+        found[client] = host
         load[host] += work[client]
-    return host_of
+    return found

@@ -7,19 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import ray
+from ray._private import ray_constants
 
 from raysim.config import ExecutionSettings
+from raysim.cpus import usable_cpus
 from raysim.errors import ClusterError
 
 # One for the process: Ray caches the first token it sees.
 _TOKEN = secrets.token_hex(32)
-
-
-def usable_cpus() -> int:
-    """Return the CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextmanager
@@ -55,6 +50,10 @@ def _start_local() -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15, Ray's own, starves beside other work
+    # Ray answers 127.0.0.1 with the machine's outer address, and then listens on all of them,
+    # unless it is told that there is no cluster: by a constant here, by the variable elsewhere.
+    os.environ.setdefault(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0")
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
         ray.init(
             address="local",
@@ -69,6 +68,8 @@ def _start_local() -> None:
             f"Ray did not start on this machine: {error}\n"
             "execution.backend=inprocess runs without Ray"
         ) from error
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _join(address: str) -> None:

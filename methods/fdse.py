@@ -42,13 +42,12 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
-from scipy.optimize import nnls
 from torch import Tensor
 
-from raysim.aggregation import NonFiniteError, Partial
+from raysim.aggregation import Partial
 from raysim.config import LocalSettings
+from raysim.consensus import consensus_step, mix
 from raysim.consistency import Consistency
 from raysim.method import (
     Batch,
@@ -64,13 +63,8 @@ from raysim.models import ChannelModel, build_model
 from raysim.models.decomposed import decompose, normalise_by_batch, parts, roles
 from raysim.seeds import Stream
 from raysim.settings import alias
-from raysim.tensors import Array, Arrays, load_arrays, prefixed, state_arrays, under
+from raysim.tensors import Arrays, load_arrays, prefixed, state_arrays, under
 from raysim.training import ShardData, fit, freeze_batchnorm
-
-Floats = NDArray[np.float64]
-
-TINY = 1e-12
-"""Least norm that a vector is divided by."""
 
 
 class FDSE(Method):
@@ -81,6 +75,7 @@ class FDSE(Method):
     shared: ClassVar[str] = "extractor, eraser, head"
     private: ClassVar[str] = "eraser statistics"
     adapts: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
 
     name: Literal["fdse"] = "fdse"
     groups: Annotated[PositiveInt, alias("groups", "G")] = 2
@@ -216,91 +211,6 @@ class FDSE(Method):
         """Load the mean DSE tensors, with BN_DSE normalising by the statistics of each slice."""
         load_arrays(model, weights)
         normalise_by_batch(model, True)
-
-
-# Aggregation, Eq. 8-9 -------------------------------------------------------------------------
-
-
-def consensus_step(old: Array, trained: list[Array]) -> Floats:
-    """Return the step of a shared tensor: mean norm times the least-norm mean of directions.
-
-    <step, D_k> >= 0 for every client. Zero updates have no direction, so they take no part in the
-    consensus; in it they would have all the weight and freeze the tensor for everyone.
-
-    Args:
-        old: the tensor as sent, any shape.
-        trained: the clients' tensors, at least one, in an order that is always the same.
-
-    Returns:
-        float64 of the shape of `old`.
-
-    Raises:
-        NonFiniteError: a tensor holds NaN or infinity.
-
-    Source: FDSE, Eq. 8.
-    """
-    # torch, not NumPy: its number of threads is part of the experiment, hence so are its bits.
-    update_KP = torch.from_numpy(np.stack(trained).astype(np.float64) - old).flatten(1)
-    if not bool(torch.isfinite(update_KP).all()):
-        raise NonFiniteError("NaN or infinity in an update")
-    gram_KK = update_KP @ update_KP.T
-    norm_K = gram_KK.diagonal().sqrt()
-    moving = norm_K > 0
-    if not bool(moving.any()):
-        return np.zeros(old.shape)
-    inverse_M = 1 / norm_K[moving]
-    cosine_MM = gram_KK[moving][:, moving] * inverse_M * inverse_M[:, None]
-    weight_M = torch.from_numpy(min_norm_weights(cosine_MM.numpy())) * inverse_M
-    step_P = norm_K.mean() * (weight_M @ update_KP[moving])
-    return np.asarray(step_P.numpy().reshape(old.shape), np.float64)
-
-
-def min_norm_weights(gram: Floats) -> Floats:
-    """Return x = argmin x' Gram x over the simplex (x >= 0, sum x = 1).
-
-    Exact: x is proportional to the non-negative least-squares solution of
-    [Gram^(1/2); 1'] z = [0; 1]. A singular Gram matrix has many minimisers x, of which this is one.
-
-    Args:
-        gram: [K, K], positive semidefinite.
-    """
-    values, vectors = np.linalg.eigh(gram)
-    root = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
-    size = len(gram)
-    solution, _ = nnls(np.vstack([root, np.ones(size)]), np.append(np.zeros(size), 1.0))
-    return np.asarray(solution / solution.sum(), np.float64)
-
-
-def attention(value_KP: Floats, temperature: float) -> Floats:
-    """Return A [K, K] = softmax over rows of cos(v_k, v_j) / tau.
-
-    A zero tensor has cosine 0 to every other and to itself, so its client gets the plain mean.
-
-    Args:
-        value_KP: [K, P], one tensor a client, finite.
-        temperature: tau > 0.
-
-    Source: FDSE, Eq. 9.
-    """
-    norm_K = np.sqrt(np.square(value_KP).sum(1))
-    unit_KP = torch.from_numpy(value_KP / np.maximum(norm_K, TINY)[:, None])
-    cosine_KK = (unit_KP @ unit_KP.T).numpy()
-    weight_KK = np.exp((cosine_KK - cosine_KK.max(1, keepdims=True)) / temperature)
-    return np.asarray(weight_KK / weight_KK.sum(1, keepdims=True), np.float64)
-
-
-def mix(tensors: Array, temperature: float) -> Floats:
-    """Return each client's next DSE tensor, sum_j A_kj v_j, [K, ...] as given.
-
-    Raises:
-        NonFiniteError: a tensor holds NaN or infinity.
-    """
-    value_KP = tensors.reshape(len(tensors), -1).astype(np.float64)
-    if not np.isfinite(value_KP).all():
-        raise NonFiniteError("NaN or infinity in a DSE tensor")
-    weight_KK = torch.from_numpy(attention(value_KP, temperature))
-    mixed_KP = (weight_KK @ torch.from_numpy(value_KP)).numpy()
-    return np.asarray(mixed_KP.reshape(tensors.shape), np.float64)
 
 
 # Unseen clients -------------------------------------------------------------------------------

@@ -159,6 +159,12 @@ class Partial:
         self.gathered |= other.gathered
         self.refused += other.refused
 
+    def num_bytes(self) -> int:
+        """Return the bytes of all sums and gathered arrays."""
+        bins = (part for total in self.sums.values() for part in total.bins.values())
+        gathered = (array for arrays in self.gathered.values() for array in arrays.values())
+        return sum(array.nbytes for array in (*bins, *gathered))
+
     def means(self, names: Iterable[str] | None = None) -> Arrays:
         """Return the weighted means as float64 by name (all names when None)."""
         chosen = self.sums if names is None else names

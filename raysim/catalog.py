@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from raysim.config import MethodTable, RunConfig, build_config
 from raysim.data.datasets import Dataset, open_dataset
-from raysim.data.partition import Shard, make_partition
+from raysim.data.partition import make_partition
+from raysim.data.shards import Shard
 from raysim.method import Method
 from raysim.settings import aliases
 from raysim.skeleton import method_of
@@ -102,8 +103,8 @@ def _one_round(config: RunConfig, dataset: Dataset, shard: Shard) -> Traffic:
     up = down = 0
     for phase in method.active_phases(round_):
         message, received = server.broadcast(round_, phase)
-        partial, reports = host.run_phase(round_, phase, [0], server.weights(), message)
+        partial, report = host.run_phase(round_, phase, [0], server.weights(), message)
         server.aggregate(round_, phase, [partial])
-        up += sum(report.bytes_up for report in reports)
+        up += sum(client.bytes_up for client in report.clients)
         down += received
     return Traffic(up, down)

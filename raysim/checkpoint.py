@@ -11,16 +11,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from raysim.errors import ResumeError
 from raysim.messages import JsonDict, Snapshot
-from raysim.tensors import Arrays
+from raysim.states import StateFiles, save_arrays
 
 FORMAT = 1
 _MANIFEST = "checkpoint.json"
@@ -35,21 +34,20 @@ class Checkpoint:
         path: its folder.
         round: rounds that were complete when it was written.
         experiment: the experiment part of the config.
+        passed_over: names of newer ones that are incomplete or damaged, newest first.
     """
 
     path: Path
     round: int
     experiment: JsonDict
+    passed_over: tuple[str, ...] = ()
 
     def load(self) -> Snapshot:
-        """Read the state."""
-        clients = {
-            int(file.stem): load_file(file) for file in sorted((self.path / "clients").glob("*"))
-        }
+        """Read the state; the clients' states are read one by one, when asked for."""
         return Snapshot(
             model=load_file(self.path / "model.safetensors"),
             memory=load_file(self.path / "memory.safetensors"),
-            clients=clients,
+            clients=StateFiles(self.path / "clients"),
         )
 
     @property
@@ -78,10 +76,11 @@ def save_checkpoint(
     aside = folder / f".writing-{os.getpid()}-{final.name}"
     try:
         (aside / "clients").mkdir(parents=True)
-        _save(snapshot.model, aside / "model.safetensors")
-        _save(snapshot.memory, aside / "memory.safetensors")
-        for client, state in sorted(snapshot.clients.items()):
-            _save(state, aside / "clients" / f"{client:06d}.safetensors")
+        save_arrays(snapshot.model, aside / "model.safetensors")
+        save_arrays(snapshot.memory, aside / "memory.safetensors")
+        clients = StateFiles(aside / "clients")
+        for client in sorted(snapshot.clients):
+            save_arrays(snapshot.clients[client], clients.path(client))
         shutil.copyfile(metrics, aside / _METRICS)
         sums = {str(f.relative_to(aside)): _sha256(f) for f in _files(aside)}
         manifest = {"format": FORMAT, "round": round_, "experiment": experiment, "sha256": sums}
@@ -101,7 +100,7 @@ def save_checkpoint(
 def latest_checkpoint(folder: Path) -> Checkpoint:
     """Return the newest complete checkpoint of a run.
 
-    Incomplete or damaged ones are passed over.
+    Incomplete or damaged ones are passed over, and named in it.
 
     Args:
         folder: the run's `checkpoints` folder.
@@ -109,11 +108,11 @@ def latest_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         ResumeError: there is none.
     """
-    damaged = []
+    damaged: list[str] = []
     for path in reversed(_round_folders(folder)):
         checkpoint = _read(path)
         if checkpoint is not None:
-            return checkpoint
+            return replace(checkpoint, passed_over=tuple(damaged))
         damaged.append(path.name)
     detail = f" (damaged: {', '.join(damaged)})" if damaged else ""
     raise ResumeError(f"{folder} holds no complete checkpoint{detail}; start a new run instead")
@@ -138,13 +137,6 @@ def _read(path: Path) -> Checkpoint | None:
                 path=path, round=int(manifest["round"]), experiment=manifest["experiment"]
             )
     return None
-
-
-def _save(arrays: Arrays, path: Path) -> None:
-    try:
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
-    except SafetensorError as error:  # what it makes of a full disk
-        raise OSError(f"{path}: {error}") from error
 
 
 def _files(folder: Path) -> Iterator[Path]:

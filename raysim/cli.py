@@ -51,21 +51,23 @@ def presets(
 
 
 def _methods(name: str | None) -> None:
-    from rich.console import Console
+    from rich.text import Text
 
     from raysim.catalog import description, measure_traffic
     from raysim.config import find_in
+    from raysim.progress import plain_console
 
-    console = Console(highlight=False)
+    console = plain_console()
     table = method_table()
     chosen = table if name is None else {name: find_in(table, name)}
     traffic = measure_traffic(chosen)
     for key, method in chosen.items():
         if name is not None:
-            console.print(description(method), markup=False, soft_wrap=True)
+            console.print(description(method), soft_wrap=True)
             console.print()
         sent = traffic[key]
-        console.print(f"[bold]{key}[/bold]  {method.title}. {method.paper}", soft_wrap=True)
+        head = Text.assemble((key, "bold"), f"  {method.title}. {method.paper}")
+        console.print(head, soft_wrap=True)
         console.print(f"  shared: {method.shared}; private: {method.private}", soft_wrap=True)
         console.print(
             f"  {sent.up:,} bytes up and {sent.down:,} down a client and round, default model"
@@ -98,9 +100,11 @@ def _presets(name: str | None) -> None:
     if name is not None:
         console.print(preset_text(name), end="")
         return
-    for preset in preset_names():
+    names = preset_names()
+    width = max(map(len, names))
+    for preset in names:
         first = preset_text(preset).splitlines()[0].removeprefix("# ")
-        console.print(f"{preset:24} {first}")
+        console.print(f"{preset:{width}}  {first}")
 
 
 def main() -> None:

@@ -1,18 +1,17 @@
 """The typed configuration of a run: YAML and `key=value` in, one frozen `RunConfig` out.
 
-`execution` and `output` never change a bit of the result; everything else is the experiment, and
-its hash stands in every checkpoint.
+`execution` and `output` never change a bit of the result; everything else is the experiment, which
+stands in every checkpoint.
 """
 
 import hashlib
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, PositiveInt, SerializeAsAny, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, ValidationError
 
 from raysim.data.partition_kinds import AnyPartition, DomainDirichlet
 from raysim.data.settings import DataSettings
@@ -104,6 +103,12 @@ class ExecutionSettings(Settings):
     """Ray cluster to join; null joins RAY_ADDRESS if that is set, else starts a local one."""
     wait_s: Annotated[float, Field(gt=0)] = 180
     """Longest wait for a host to start, in seconds."""
+    hang_s: Annotated[float, Field(gt=0)] = 1800
+    """Longest that a host may take over one client's step before it counts as hung, in seconds."""
+    retries: NonNegativeInt = 3
+    """Times in a row that processes or nodes may be lost in one step before the run gives up."""
+    state_memory_mb: NonNegativeInt = 4096
+    """Private client states that a process keeps in memory; the rest goes to the run directory."""
 
 
 class OutputSettings(Settings):
@@ -140,24 +145,24 @@ class RunConfig(Settings):
         """Return plain YAML-ready values; loading them gives this config again."""
         return self.model_dump(mode="json")
 
-    def experiment(self, data_sha256: str = "") -> dict[str, Any]:
+    def experiment(self, data_sha256: str, partition_sha256: str) -> dict[str, Any]:
         """Return the part that determines the result.
 
         Args:
             data_sha256: hash of the data, which takes the place of where it lies.
+            partition_sha256: hash of who holds which examples, which takes the place of where that
+                may have been read from.
         """
         tree = {k: v for k, v in self.resolved().items() if k not in NOT_EXPERIMENT}
-        tree["data"] = {k: v for k, v in tree["data"].items() if k not in _NOT_DATA}
-        tree["data"]["sha256"] = data_sha256
+        data = {k: v for k, v in tree["data"].items() if k not in _NOT_DATA}
+        partition = {k: v for k, v in data["partition"].items() if k != "path"}
+        partition["sha256"] = partition_sha256
+        tree["data"] = data | {"partition": partition, "sha256": data_sha256}
         source = getattr(self.method, "source", None)  # a method from a user's file is its text
         if source is not None:
             code = hashlib.sha256(source[0].encode()).hexdigest()
             tree["method"] = tree["method"] | {"file_sha256": code}
         return tree
-
-    def experiment_hash(self) -> str:
-        """Return the sha256 of the experiment."""
-        return hashlib.sha256(json.dumps(self.experiment(), sort_keys=True).encode()).hexdigest()
 
 
 def preset_names() -> list[str]:

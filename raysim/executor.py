@@ -1,13 +1,14 @@
 """How the round loop reaches the server and the hosts, and the executor that needs no cluster."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from raysim.config import RunConfig
 from raysim.data.datasets import Dataset
-from raysim.data.partition import Partition
+from raysim.data.shards import Partition
 from raysim.host import Host
 from raysim.messages import ClientReport, Costs, EvalSum, EvalUnit, Snapshot
 from raysim.server import Server
@@ -23,16 +24,26 @@ class PhaseReport:
         metrics: the method's figures after the phase.
         bytes_down: bytes sent to each client.
         seconds: wall time by step ("clients", "aggregate").
+        partial_bytes: bytes that each host sent to the server, by its number.
     """
 
     clients: Sequence[ClientReport]
     metrics: Mapping[str, float]
     bytes_down: int
     seconds: Mapping[str, float]
+    partial_bytes: Mapping[int, int] = field(default_factory=dict)
+
+
+class PlaceLost(Exception):
+    """A process or node died or hangs; after `Executor.recover` the same step can be run again."""
 
 
 class Executor(Protocol):
-    """Runs the phases of a round on clients that live somewhere."""
+    """Runs the phases of a round on clients that live somewhere.
+
+    `run_phase`, `commit`, `evaluate` and `costs` raise `PlaceLost` if a place was lost. A round
+    whose `commit` has returned is never lost; one whose `commit` raised was not committed.
+    """
 
     num_hosts: int
     description: str
@@ -42,6 +53,13 @@ class Executor(Protocol):
 
     def commit(self) -> None:
         """End the round: what its phases staged becomes the state of server and clients."""
+
+    def recover(self, notify: Callable[[str], None]) -> None:
+        """Make good what was lost, and go back to the last committed round.
+
+        Args:
+            notify: told what is waited for and what was done.
+        """
 
     def evaluate(self, round_: int, units: Sequence[EvalUnit], *, personal: bool) -> list[EvalSum]:
         """Test the committed models."""
@@ -68,32 +86,44 @@ class InProcessExecutor:
     num_hosts = 1
     description = "in this process"
 
-    def __init__(self, config: RunConfig, partition: Partition, dataset: Dataset) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        partition: Partition,
+        dataset: Dataset,
+        spill: Path | None = None,
+    ) -> None:
         """Build the host and the server.
 
         Args:
             config: the run.
             partition: every client's rows.
             dataset: names the classes and domains.
+            spill: folder for private states that memory is not meant to hold.
         """
         self._server = Server(config, len(dataset.classes), len(dataset.domains))
-        self._host = Host(config, dict(enumerate(partition.holders(method_of(config).adapts))))
+        shards = dict(enumerate(partition.holders(method_of(config).adapts)))
+        self._host = Host(config, shards, spill=spill)
 
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
         """See `Executor.run_phase`."""
         started = time.perf_counter()
         message, bytes_down = self._server.broadcast(round_, phase)
-        partial, reports = self._host.run_phase(
+        partial, report = self._host.run_phase(
             round_, phase, cohort, self._server.weights(), message
         )
         trained = time.perf_counter()
         metrics = self._server.aggregate(round_, phase, [partial])
         return PhaseReport(
-            clients=sorted(reports, key=lambda r: r.client),
+            clients=sorted(report.clients, key=lambda r: r.client),
             metrics=metrics,
             bytes_down=bytes_down,
             seconds={"clients": trained - started, "aggregate": time.perf_counter() - trained},
+            partial_bytes={0: report.partial_bytes},
         )
+
+    def recover(self, notify: Callable[[str], None]) -> None:
+        """See `Executor.recover`; nothing is ever lost here."""
 
     def commit(self) -> None:
         """See `Executor.commit`."""

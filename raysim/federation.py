@@ -5,22 +5,24 @@ It knows no method, no Ray and no tensor: the executor runs phases, observers lo
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from raysim.checkpoint import Checkpoint, discard_after, save_checkpoint
 from raysim.config import RunConfig
 from raysim.errors import RunError
 from raysim.evaluation import eval_units, mean_and_std
-from raysim.executor import Executor, PhaseReport
+from raysim.executor import Executor, PhaseReport, PlaceLost
 from raysim.messages import ClientReport, JsonDict
 from raysim.results import MetricsTable, TimingsTable, write_json
 from raysim.seeds import Stream, generator
 from raysim.signals import Signals
 from raysim.skeleton import method_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,9 @@ class Observer(Protocol):
     def on_round(self, summary: RoundSummary) -> None:
         """Called after each complete round."""
 
+    def on_notice(self, text: str) -> None:
+        """Called when something happened that a person should know."""
+
 
 def draw_cohort(num_clients: int, fraction: float, seed: int, round_: int) -> list[int]:
     """Draw the clients of a round, uniformly without replacement, in ascending order.
@@ -78,6 +83,7 @@ class Federation:
         *,
         domains: Sequence[str],
         held_out: Mapping[str, Sequence[int]],
+        unseen: Sequence[str] = (),
         observers: Sequence[Observer] = (),
         signals: Signals | None = None,
         partition_sha256: str = "",
@@ -91,9 +97,10 @@ class Federation:
             folder: the run directory.
             domains: names by domain id.
             held_out: examples by domain id, of each split that is evaluated.
+            unseen: names of the domains that no client trains on.
             observers: called after each round.
             signals: holds interrupts back while a round is committed.
-            partition_sha256: hash of who holds which examples, for the summary.
+            partition_sha256: hash of who holds which examples, for summary and checkpoints.
             data_sha256: hash of the data, for checkpoints.
         """
         self._config = config
@@ -105,10 +112,11 @@ class Federation:
         self._signals = signals or Signals()
         self._partition_sha256 = partition_sha256
         self._data_sha256 = data_sha256
-        self._metrics = MetricsTable(domains, config.data.unseen)
+        self._metrics = MetricsTable(domains, unseen)
         self._timings = TimingsTable()
         self._done = 0
         self._saved = -1
+        self._recoveries = 0
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint; its later remains are removed."""
@@ -157,12 +165,7 @@ class Federation:
             self._config.seed,
             round_,
         )
-        phases = self._method.active_phases(round_)
-        reports = {p: self._executor.run_phase(round_, p, cohort) for p in phases}
-        with self._signals.deferred():
-            self._executor.commit()
-            self._done = round_ + 1
-            loss, figures = self._record(reports, cohort)
+        loss, figures = self._persist(f"round {round_ + 1}", lambda: self._train(round_, cohort))
         evaluation = self._evaluate() if self._is_evaluated(self._done) else None
         seconds = time.perf_counter() - started
         self._timings.add(self._done, "round", "round", seconds)
@@ -177,6 +180,45 @@ class Federation:
         for observer in self._observers:
             observer.on_round(summary)
 
+    def _train(self, round_: int, cohort: Sequence[int]) -> tuple[float, JsonDict]:
+        """Run and commit the phases of a round; returns the mean loss and the figures."""
+        phases = self._method.active_phases(round_)
+        reports = {p: self._executor.run_phase(round_, p, cohort) for p in phases}
+        with self._signals.deferred():
+            self._executor.commit()
+            self._done = round_ + 1
+            return self._record(reports, cohort)
+
+    def _persist(self, what: str, step: Callable[[], T]) -> T:
+        """Run a step until nothing is lost in it, but not forever.
+
+        Args:
+            what: names the step.
+            step: can be run again after `Executor.recover`.
+
+        Raises:
+            RunError: places were lost `execution.retries` + 1 times in a row.
+        """
+        lost = 0
+        while True:
+            try:
+                if lost:
+                    self._executor.recover(self._notify)
+                return step()
+            except PlaceLost as error:
+                lost += 1
+                if lost > self._config.execution.retries:
+                    raise RunError(
+                        f"{error}; {what} is given up after {lost} losses in a row "
+                        "(execution.retries)"
+                    ) from error
+                self._recoveries += 1
+                self._notify(f"{error}; {what} is run again")
+
+    def _notify(self, text: str) -> None:
+        for observer in self._observers:
+            observer.on_notice(text)
+
     def _is_evaluated(self, done: int) -> bool:
         return done % self._config.evaluation.every == 0 or done == self._config.rounds
 
@@ -186,7 +228,10 @@ class Federation:
         if known:
             return known
         started = time.perf_counter()
-        sums = self._executor.evaluate(self._done - 1, self._units, personal=True)
+        sums = self._persist(
+            f"the evaluation of round {self._done}",
+            lambda: self._executor.evaluate(self._done - 1, self._units, personal=True),
+        )
         with self._signals.deferred():
             found = self._metrics.add_evaluation(self._done, sums)
         self._timings.add(self._done, "evaluate", "evaluate", time.perf_counter() - started)
@@ -227,6 +272,8 @@ class Federation:
     def _record_times(self, phase: str, report: PhaseReport) -> None:
         for what, seconds in report.seconds.items():
             self._timings.add(self._done, phase, what, seconds)
+        for host, size in report.partial_bytes.items():
+            self._timings.add(self._done, phase, "partial", 0.0, host=host, num_bytes=size)
         for client in report.clients:
             self._timings.add(
                 self._done,
@@ -248,7 +295,7 @@ class Federation:
             self._folder / "checkpoints",
             self._done,
             self._executor.snapshot(),
-            self._config.experiment(self._data_sha256),
+            self._config.experiment(self._data_sha256, self._partition_sha256),
             self._folder / "metrics.parquet",
             self._config.output.keep_checkpoints,
         )
@@ -283,7 +330,7 @@ class Federation:
         window = list(found.values())[-config.evaluation.last :]
         best = max(found, key=lambda r: (found[r]["avg"], -r))
         now = found[self._done]
-        costs = self._executor.costs()
+        costs = self._persist("the summary", self._executor.costs)
         return {
             "status": "done",
             "method": config.method.label,
@@ -304,6 +351,7 @@ class Federation:
             "skipped_updates": int(metrics.total("skipped_updates")),
             "bytes_up": int(metrics.total("bytes_up")),
             "bytes_down": int(metrics.total("bytes_down")),
+            "recoveries": self._recoveries,
             "wall_s": round(self._timings.total("round"), 3),
             "partition_sha256": self._partition_sha256,
             "weights_sha256": self._executor.digest(),

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +15,6 @@ from raysim.data.datasets import Dataset
 from raysim.data.partition_file import write_partition
 from raysim.data.shards import Partition
 from raysim.errors import ConfigError
-from raysim.messages import JsonDict
 from raysim.results import write_json, write_text
 
 _PACKAGES = ("torch", "ray", "numpy", "pyarrow", "pandas")
@@ -34,16 +34,13 @@ def check_output(folder: Path) -> None:
         raise ConfigError(f"output.dir={folder}: no permission to write there")
 
 
-def prepare_folder(
-    config: RunConfig, dataset: Dataset, partition: Partition, placement: str
-) -> Path:
-    """Make a new run directory with `config.yaml`, `environment.json` and `partition.csv`.
+def prepare_folder(config: RunConfig, dataset: Dataset, partition: Partition) -> Path:
+    """Make a new run directory with `config.yaml` and `partition.csv`.
 
     Args:
-        config: the run.
+        config: the run as the user wants it.
         dataset: its data.
         partition: who holds which examples.
-        placement: hosts and cluster in words.
 
     Returns:
         Its absolute path.
@@ -52,13 +49,11 @@ def prepare_folder(
         ConfigError: the output folder cannot be written.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{config.method.label}-{config.data.name}-s{config.seed}"
+    name = f"{stamp}-{_label(config.method.label)}-{_label(config.data.name)}-s{config.seed}"
     try:
         folder = _new_folder(config.output.dir.resolve(), name)
         text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
         write_text(text, folder / "config.yaml")
-        hashes = {"data_sha256": dataset.sha256, "partition_sha256": partition.digest()}
-        write_json(environment(placement) | hashes, folder / "environment.json")
         write_partition(partition, dataset, folder / "partition.csv")
         (folder / "checkpoints").mkdir()
     except OSError as error:
@@ -66,16 +61,28 @@ def prepare_folder(
     return folder
 
 
-def environment(placement: str) -> JsonDict:
-    """Describe where a run runs: equal bits are promised for equal versions and hardware only."""
-    return {
+def write_environment(
+    folder: Path, data_sha256: str, partition_sha256: str, placement: str
+) -> None:
+    """Write `environment.json`: equal bits are promised for equal versions and hardware only.
+
+    Args:
+        folder: the run directory.
+        data_sha256: hash of the data.
+        partition_sha256: hash of who holds which examples.
+        placement: hosts and cluster in words.
+    """
+    found = {
         "raysim": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "placement": placement,
+        "data_sha256": data_sha256,
+        "partition_sha256": partition_sha256,
     }
+    write_json(found, folder / "environment.json")
 
 
 def _new_folder(parent: Path, name: str) -> Path:
@@ -88,6 +95,11 @@ def _new_folder(parent: Path, name: str) -> Path:
             continue
         return folder
     raise ConfigError(f"output.dir={parent}: a thousand runs are called {name}")
+
+
+def _label(name: str) -> str:
+    """Return a name as a part of a folder's name, whoever chose it."""
+    return re.sub(r"[^\w.-]", "_", name)
 
 
 def _version(package: str) -> str | None:

@@ -5,10 +5,12 @@ nothing that a second run of it could see: new client states are staged, and `co
 the clients' states at the end of the round.
 """
 
+import os
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,14 +18,15 @@ import torch
 from raysim.aggregation import NonFiniteError, Partial
 from raysim.config import RunConfig
 from raysim.data.datasets import open_dataset
-from raysim.data.partition import Shard
+from raysim.data.shards import HELD_OUT, Shard
 from raysim.errors import UserError, failure
 from raysim.evaluation import evaluate
-from raysim.messages import ClientReport, EvalSum, EvalUnit, Update
+from raysim.messages import ClientReport, EvalSum, EvalUnit, HostReport, Update
 from raysim.method import ClientView
 from raysim.seeds import Stream, torch_seed
 from raysim.skeleton import build_skeleton, method_of, refresh
-from raysim.tensors import Array, Arrays
+from raysim.states import ClientStates
+from raysim.tensors import Array, Arrays, num_bytes
 from raysim.training import ShardData
 
 
@@ -37,6 +40,7 @@ class Host:
         *,
         index: int = 0,
         device: str = "cpu",
+        spill: Path | None = None,
     ) -> None:
         """Open the data, decode the clients' examples and build the skeleton.
 
@@ -45,6 +49,8 @@ class Host:
             shards: row indices by client id.
             index: the host's number, for reports only.
             device: a torch device.
+            spill: folder for private states beyond `execution.state_memory_mb`; None for one of
+                this process's own.
         """
         torch.set_num_threads(config.local.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -54,19 +60,43 @@ class Host:
         self._device = torch.device(device)
         self._dataset = open_dataset(config.data, config.seed)
         self._model = build_skeleton(config, len(self._dataset.classes), self._device)
-        self._train = {c: self._load(s.train, "train") for c, s in shards.items()}
-        self._held_out = {
-            split: {c: self._load(rows(s), split) for c, s in shards.items()}
-            for split, rows in (("val", attrgetter("val")), ("test", attrgetter("test")))
-        }
+        self._shards: dict[int, Shard] = {}
+        self._train: dict[int, ShardData] = {}
+        self._held_out: dict[int, dict[str, ShardData]] = {}
         self._units: dict[EvalUnit, ShardData] = {}
-        self._states: dict[int, Arrays] = {}
-        self._staged: dict[int, Arrays] = {}
+        spill = spill or Path(tempfile.gettempdir()) / f"raysim-{os.getpid()}"
+        budget = config.execution.state_memory_mb * 2**20
+        self._states = ClientStates(budget, spill / f"host-{index}")
+        self._staged = ClientStates(budget, spill / f"host-{index}-staged")
         self._round = -1
+        self._abandoned = False
+        self.steps = 0
+        """Client steps and evaluations done; grows while the host is at work."""
+        self.adopt(shards)
+
+    def adopt(self, shards: Mapping[int, Shard]) -> None:
+        """Read the training examples of further clients; guests' are read when they are tested.
+
+        Args:
+            shards: row indices by client id.
+        """
+        for client, shard in shards.items():
+            self._shards[client] = shard
+            if not self._is_guest(client):
+                self._train[client] = self._load(shard.train, "train")
+
+    def release(self, clients: Iterable[int]) -> None:
+        """Forget clients that live elsewhere from now on."""
+        for client in clients:
+            del self._shards[client]
+            self._train.pop(client, None)
+            self._held_out.pop(client, None)
+            self._states.drop(client)
+            self._staged.drop(client)
 
     def run_phase(
         self, round_: int, phase: str, clients: Sequence[int], weights: Arrays, message: Arrays
-    ) -> tuple[Partial, list[ClientReport]]:
+    ) -> tuple[Partial, HostReport]:
         """Run one phase for some of this host's clients.
 
         Args:
@@ -77,15 +107,19 @@ class Host:
             message: what the server broadcast for this phase.
 
         Returns:
-            The exact sums and gathered arrays for the server, and the clients' reports.
+            The exact sums and gathered arrays for the server, and the clients' reports. Both are
+            cut short if `abandon` was called.
 
         Raises:
             RunError: a client's step raised; names client, domains, round and phase.
         """
         if round_ != self._round:
-            self._round, self._staged = round_, {}
+            self._round = round_
+            self._staged.clear()
         partial, reports = Partial(), []
         for client in clients:
+            if self._abandoned:
+                break
             started = time.perf_counter()
             try:
                 update = self._step(round_, phase, client, weights, message)
@@ -95,14 +129,26 @@ class Host:
             except (Exception, SystemExit) as error:
                 raise failure(self._where(client, round_, phase), error) from error
             if update.state is not None:
-                self._staged[client] = update.state
+                self._staged.put(client, update.state)
             reports.append(self._report(client, update, time.perf_counter() - started))
-        return partial, reports
+            self.steps += 1
+        return partial, HostReport(self._index, reports, partial.num_bytes())
+
+    def staged_sizes(self) -> dict[int, int]:
+        """Return the bytes of each state that the round has staged."""
+        return {client: num_bytes(self._staged[client]) for client in self._staged}
+
+    def staged(self, clients: Iterable[int]) -> dict[int, Arrays]:
+        """Return some of the states that the round has staged."""
+        return {client: self._staged[client] for client in clients}
 
     def commit(self) -> None:
         """Make the staged states of the round the clients' states."""
-        self._states = self._states | self._staged
-        self._staged = {}
+        self._states.absorb(self._staged)
+
+    def abandon(self) -> None:
+        """End the call in progress after the client at hand; until `restore`, calls do nothing."""
+        self._abandoned = True
 
     def evaluate(
         self,
@@ -127,34 +173,55 @@ class Host:
         if units:
             refresh(self._model)
             self._method.load_global(self._model, weights, message)
-        for unit in units:
+        for unit in units if not self._abandoned else ():
             shard = self._unit(unit)
             sums += evaluate(self._model, shard, client=-1, start=unit.start, split=unit.split)
-        for client in self._train if personal else ():
-            held_out = {s: shards[client] for s, shards in self._held_out.items()}
-            if any(map(len, held_out.values())) and self._load_own(
-                round_, client, weights, message
-            ):
-                for split, shard in held_out.items():
-                    if len(shard):
-                        sums += evaluate(self._model, shard, client=client, split=split)
+            self.steps += 1
+        for client in self._shards if personal else ():
+            if self._abandoned:
+                break
+            if self._load_own(round_, client, weights, message):
+                for split, shard in self._own_tests(client).items():
+                    sums += evaluate(self._model, shard, client=client, split=split)
+            self.steps += 1
         return sums
 
-    def snapshot(self) -> dict[int, Arrays]:
+    def snapshot(self) -> Mapping[int, Arrays]:
         """Return the committed states of the clients that have any."""
-        return {client: state for client, state in self._states.items() if state}
+        return self._states
 
     def restore(self, states: Mapping[int, Arrays]) -> None:
-        """Replace the clients' states."""
-        self._states, self._staged, self._round = dict(states), {}, -1
+        """Replace all clients' states, and be ready for any round."""
+        self._states.clear()
+        self._staged.clear()
+        self._round, self._abandoned = -1, False
+        self.add(states)
+
+    def add(self, states: Mapping[int, Arrays]) -> None:
+        """Take the states of further clients."""
+        for client in states:
+            self._states.put(client, states[client])
 
     def _load_own(self, round_: int, client: int, weights: Arrays, message: Arrays) -> bool:
         """Load the model that is a client's own, if there is one."""
         refresh(self._model)
         view = self._view(round_, "evaluate", client, weights, message)
-        if client >= self._config.data.clients:
+        if self._is_guest(client):
             return self._method.load_adapted(view)
         return self._method.load_personal(view)
+
+    def _is_guest(self, client: int) -> bool:
+        return client >= self._config.data.clients
+
+    def _own_tests(self, client: int) -> dict[str, ShardData]:
+        """Return a client's held-out examples by split; those of guests are not kept."""
+        if client in self._held_out:
+            return self._held_out[client]
+        by_split = {split: self._shards[client].by_split[split] for split in HELD_OUT}
+        loaded = {split: self._load(rows, split) for split, rows in by_split.items() if rows}
+        if not self._is_guest(client):
+            self._held_out[client] = loaded
+        return loaded
 
     def _step(
         self, round_: int, phase: str, client: int, weights: Arrays, message: Arrays
@@ -194,13 +261,20 @@ class Host:
             num_domains=len(self._dataset.domains),
             num_clients=self._config.data.clients,
             client=client,
-            shard=self._train[client],
+            shard=self._train_of(client),
             state={},
             message=message,
             local=self._config.local,
         )
-        state = self._staged.get(client, self._states.get(client))
+        state = self._staged.get(client)
+        state = self._states.get(client) if state is None else state
         return replace(view, state=self._method.init_client(view) if state is None else state)
+
+    def _train_of(self, client: int) -> ShardData:
+        if not self._is_guest(client):
+            return self._train[client]
+        data = self._load(self._shards[client].train, "train")
+        return replace(data, labels=torch.full_like(data.labels, -1))  # adaptation is without
 
     def _report(self, client: int, update: Update, seconds: float) -> ClientReport:
         return ClientReport(

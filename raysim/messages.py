@@ -1,6 +1,6 @@
 """What crosses between clients, hosts, server and driver: arrays, numbers and strings only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,12 +43,19 @@ class ClientReport:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerReport:
-    """What the server says after a phase: figures of the method, and the bytes sent to a client."""
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """One host's part of a phase.
 
-    metrics: Mapping[str, float]
-    bytes_down: int
+    Attributes:
+        host: its number.
+        clients: its clients' reports.
+        partial_bytes: what it sends to the server: sums over its clients, and what is gathered.
+    """
+
+    host: int
+    clients: Sequence[ClientReport]
+    partial_bytes: int
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)

@@ -121,6 +121,8 @@ class Method(Named):
         shared: what crosses the wire, in a few words.
         private: what a client keeps, in a few words.
         phases: the phases of a round, in order.
+        gathers: updates hold arrays of the model's size that the server needs one by one, so that
+            hosts send them a few clients at a time.
         adapts: the method can fit a model to an unseen domain without labels (`load_adapted`).
         source: text, file and class if the class comes from a user's file.
     """
@@ -131,6 +133,7 @@ class Method(Named):
     private: ClassVar[str] = ""
     phases: ClassVar[tuple[str, ...]] = ("fit",)
     adapts: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
 
     source: ClassVar[tuple[str, str, str] | None] = None
 

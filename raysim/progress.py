@@ -1,22 +1,31 @@
 """What a person sees while a run goes on, and the table at its end."""
 
-from collections.abc import Callable, Iterator
+from __future__ import annotations
+
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from raysim.federation import RoundSummary
-from raysim.messages import JsonDict
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+    from raysim.federation import RoundSummary
+    from raysim.messages import JsonDict
+
+
+def plain_console() -> Console:
+    """Return a console that shows names from files as they are, brackets and colons too."""
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 class Display(Protocol):
     """Shows rounds as they end; a context manager around the run."""
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> Display:
         """Start showing."""
 
     def __exit__(
@@ -29,6 +38,9 @@ class Display(Protocol):
 
     def on_round(self, summary: RoundSummary) -> None:
         """Show a complete round."""
+
+    def on_notice(self, text: str) -> None:
+        """Show a notice."""
 
 
 class Bar:
@@ -47,7 +59,7 @@ class Bar:
         )
         self._task = self._progress.add_task("", total=rounds, completed=done, state="starting")
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> Bar:
         """Draw the bar."""
         self._progress.start()
         return self
@@ -65,6 +77,10 @@ class Bar:
         """Advance the bar."""
         self._progress.update(self._task, completed=summary.round, state=describe(summary))
 
+    def on_notice(self, text: str) -> None:
+        """Write a line above the bar."""
+        self._progress.console.print(text, soft_wrap=True, markup=False, highlight=False)
+
 
 class Lines:
     """One plain line a round, for logs and pipes."""
@@ -74,7 +90,7 @@ class Lines:
         self._console = console
         self._rounds = rounds
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> Lines:
         """Do nothing."""
         return self
 
@@ -90,6 +106,10 @@ class Lines:
         """Write a line."""
         head = f"round {summary.round:{len(str(self._rounds))}d}/{self._rounds}"
         self._console.out(f"{head}  {describe(summary)}", highlight=False)
+
+    def on_notice(self, text: str) -> None:
+        """Write a line."""
+        self._console.out(text, highlight=False)
 
 
 def describe(summary: RoundSummary) -> str:

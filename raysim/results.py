@@ -5,7 +5,6 @@ the hash of the file.
 """
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.evaluation import mean_and_std, merge
+from raysim.files import aside, write_aside
 from raysim.messages import EvalSum, JsonDict
 
 METRICS = pa.schema(
@@ -222,23 +222,14 @@ class TimingsTable:
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Write a Parquet file aside, then rename it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        pq.write_table(table, aside, compression="zstd")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    """Write a Parquet file atomically."""
+    with aside(path) as file:
+        pq.write_table(table, file, compression="zstd")
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a text file aside, then rename it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    """Write a text file atomically."""
+    write_aside(path, text.encode())
 
 
 def write_json(values: JsonDict, path: Path) -> None:

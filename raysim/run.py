@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raysim.checkpoint import Checkpoint
     from raysim.config import MethodTable, RunConfig
     from raysim.data.datasets import Dataset
-    from raysim.data.partition import Partition
+    from raysim.data.shards import Partition
     from raysim.executor import Executor
     from raysim.messages import JsonDict
     from raysim.signals import Signals
@@ -125,20 +125,29 @@ def execute(
         RunError: a step failed.
         Interrupted: stopped by a signal; the last complete round is saved.
     """
-    from raysim.folder import check_output, prepare_folder
+    import shutil
+
+    from raysim.folder import check_output, prepare_folder, write_environment
     from raysim.signals import Signals
 
     started = time.perf_counter()
     check_output(config.output.dir)
-    config, dataset, partition = open_data(config, console)
+    on_hosts, dataset, partition = open_data(config, console)
     if resume_from is not None:
-        _check_same_experiment(config, dataset.sha256, *resume_from)
+        _check_same_experiment(config, dataset.sha256, partition.digest(), *resume_from)
     signals = Signals()
-    with closing(make_executor(config, partition, dataset, signals)) as executor:
-        if resume_from is None:
-            folder = prepare_folder(config, dataset, partition, executor.description)
-        else:
-            folder = resume_from[0].resolve()
+    if resume_from is None:
+        folder = prepare_folder(config, dataset, partition)
+    else:
+        folder = resume_from[0].resolve()
+    try:
+        executor = make_executor(on_hosts, partition, dataset, signals, folder / "states")
+    except BaseException:
+        if resume_from is None:  # nothing has run: a directory would only be in the way
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    with closing(executor):
+        write_environment(folder, dataset.sha256, partition.digest(), executor.description)
         console.print(
             f"{config.method.label} on {dataset.name}: {config.data.clients} clients, "
             f"{executor.description}, ready in {time.perf_counter() - started:.1f} s",
@@ -153,7 +162,8 @@ def open_data(config: RunConfig, console: Console) -> tuple[RunConfig, Dataset, 
     """Open the data, prepared in the cache first if need be, and deal it.
 
     Returns:
-        The config with the root that every host reads, the data set, and who holds what.
+        The config for the hosts, whose root is that of prepared data, the data set, and who holds
+        what.
 
     Raises:
         UserError: the data is not there, has faults, or cannot be dealt as asked.
@@ -163,30 +173,30 @@ def open_data(config: RunConfig, console: Console) -> tuple[RunConfig, Dataset, 
     from raysim.data.partition import make_partition
     from raysim.progress import images_bar
 
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False)
+
     with images_bar(console) as progress:
-        data = ready(config.data, progress)
+        data = ready(config.data, say, progress)
     dataset = open_dataset(data, config.seed)
     partition = make_partition(dataset, data.partition, data.clients, config.seed, data.unseen)
     stored = dataset.files[0].size
     if stored != data.image_size:
-        console.print(
-            f"images of {stored} px are brought to {data.image_size} px as they are read",
-            soft_wrap=True,
-        )
+        say(f"images of {stored} px are brought to {data.image_size} px as they are read")
     return config.model_copy(update={"data": data}), dataset, partition
 
 
 def make_executor(
-    config: RunConfig, partition: Partition, dataset: Dataset, signals: Signals
+    config: RunConfig, partition: Partition, dataset: Dataset, signals: Signals, spill: Path
 ) -> Executor:
     """Return the executor of `execution.backend`; Ray is imported only for its own."""
     if config.execution.backend == "inprocess":
         from raysim.executor import InProcessExecutor
 
-        return InProcessExecutor(config, partition, dataset)
+        return InProcessExecutor(config, partition, dataset, spill)
     from cluster.executor import RayExecutor
 
-    return RayExecutor(config, partition, dataset, signals)
+    return RayExecutor(config, partition, dataset, signals, spill)
 
 
 def _train(
@@ -199,6 +209,7 @@ def _train(
     console: Console,
     signals: Signals,
 ) -> JsonDict:
+    from raysim.data.shards import HELD_OUT
     from raysim.errors import Interrupted
     from raysim.federation import Federation
     from raysim.progress import closing_table, display
@@ -218,8 +229,9 @@ def _train(
             domains=dataset.domains,
             held_out={
                 split: [len(dataset.labels(domain, split)) for domain in dataset.domains]
-                for split in ("val", "test")
+                for split in HELD_OUT
             },
+            unseen=partition.unseen(dataset.domains),
             observers=(progress, board),
             signals=signals,
             partition_sha256=partition.digest(),
@@ -247,11 +259,10 @@ def _train(
 def _run(
     overrides: Sequence[str], config_file: Path | None, preset: str | None, resume: Path | None
 ) -> None:
-    from rich.console import Console
-
     from raysim.errors import ConfigError
+    from raysim.progress import plain_console
 
-    console = Console(highlight=False)
+    console = plain_console()
     if resume is None:
         execute(read_config(overrides, config_file, preset), console)
         return
@@ -269,16 +280,24 @@ def _resume(folder: Path, overrides: Sequence[str], console: Console) -> None:
     if not (folder / "config.yaml").is_file():
         raise ResumeError(f"{folder} is not a run directory: it has no config.yaml")
     config = read_config(overrides, folder / "config.yaml")
-    execute(config, console, (folder, latest_checkpoint(folder / "checkpoints")))
+    checkpoint = latest_checkpoint(folder / "checkpoints")
+    for name in checkpoint.passed_over:
+        console.print(f"{name} is damaged; going on from {checkpoint.path.name}", soft_wrap=True)
+    execute(config, console, (folder, checkpoint))
 
 
 def _check_same_experiment(
-    config: RunConfig, data_sha256: str, folder: Path, checkpoint: Checkpoint
+    config: RunConfig,
+    data_sha256: str,
+    partition_sha256: str,
+    folder: Path,
+    checkpoint: Checkpoint,
 ) -> None:
     from raysim.config import changed_keys
     from raysim.errors import ResumeError
 
-    changed = changed_keys(checkpoint.experiment, config.experiment(data_sha256))
+    experiment = config.experiment(data_sha256, partition_sha256)
+    changed = changed_keys(checkpoint.experiment, experiment)
     if config.rounds < checkpoint.round:
         raise ResumeError(
             f"rounds={config.rounds}: {folder} has {checkpoint.round} complete rounds already"

@@ -71,10 +71,13 @@ class Server:
                 f"the server failed in round {round_ + 1}, phase {phase!r}", error
             ) from error
 
-    def commit(self) -> Arrays:
-        """Make the state in the making the committed one; returns its model."""
+    def staged(self) -> tuple[Arrays, Arrays]:
+        """Return model and memory in the making."""
+        return self._next.model, self._next.memory
+
+    def commit(self) -> None:
+        """Make the state in the making the committed one."""
         self._state = self._next
-        return self._state.model
 
     def costs(self) -> Costs:
         """Return size and work of the committed global model as it is evaluated."""

@@ -41,6 +41,9 @@ class TensorBoard:
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, summary.round)
 
+    def on_notice(self, text: str) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Flush and close the files."""
         if self._writer is not None:

@@ -77,17 +77,18 @@ class ShardData:
         Args:
             dataset: the data set.
             rows: row indices by domain id.
-            split: "train" or "test".
+            split: "train", "val" or "test".
             device: where the examples stay.
         """
         sizes = [len(rows[d]) for d in sorted(rows)]
         images = np.empty((sum(sizes), 3, dataset.image_size, dataset.image_size), np.uint8)
         labels = np.empty(sum(sizes), np.int64)
         domains = np.repeat(sorted(rows), sizes).astype(np.int64)
-        for d in rows:
-            here = np.flatnonzero(domains == d)
-            part = slice(here[0], here[-1] + 1) if len(here) else slice(0)
+        start = 0
+        for d, size in zip(sorted(rows), sizes, strict=True):
+            part = slice(start, start + size)
             labels[part] = dataset.read(dataset.domains[d], split, rows[d], images[part])
+            start += size
         scale = [torch.tensor(v).view(1, 3, 1, 1) * 255 for v in (dataset.mean, dataset.std)]
         return cls(
             images=torch.from_numpy(images).to(device),

@@ -1,5 +1,8 @@
 import json
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     spoil(file, damage)
     found = latest_checkpoint(tmp_path / "checkpoints")
     assert found.round == 4
+    assert found.passed_over == ("round_00005",)
     assert same(found.load(), snapshot())
 
 
@@ -170,3 +174,83 @@ def test_later_remains_are_discarded_on_resume(tmp_path: Path, metrics: Path) ->
     folder = tmp_path / "checkpoints"
     assert discard_after(folder, latest_checkpoint(folder)) == ["round_00005"]
     assert [p.name for p in folder.iterdir()] == ["round_00004"]
+
+
+def test_all_damaged_ones_are_named_newest_first(tmp_path: Path, metrics: Path) -> None:
+    for round_ in (4, 5, 6):
+        save(tmp_path, metrics, round_)
+    folder = tmp_path / "checkpoints"
+    assert latest_checkpoint(folder).passed_over == ()
+    for name in ("round_00005", "round_00006"):
+        spoil(folder / name / "memory.safetensors", "flipped")
+    assert latest_checkpoint(folder).passed_over == ("round_00006", "round_00005")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "clients/000011.safetensors"])
+def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, metrics: Path, file: str) -> None:
+    save(tmp_path, metrics, 4)
+    path = save(tmp_path, metrics, 5) / file
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 61):
+        content = bytearray(whole)
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        assert latest_checkpoint(tmp_path / "checkpoints").round == 4
+    path.write_bytes(whole)
+    assert latest_checkpoint(tmp_path / "checkpoints").round == 5
+
+
+def test_states_are_saved_one_by_one(tmp_path: Path, metrics: Path) -> None:
+    alive: list[int] = []
+
+    class OneAtATime(dict[int, Any]):
+        def __getitem__(self, client: int) -> Any:
+            alive.append(client)
+            return {"x": np.full(3, client, np.float32)}
+
+    clients = OneAtATime(dict.fromkeys((7, 2, 30)))
+    folder = tmp_path / "checkpoints"
+    whole = Snapshot(model={}, memory={}, clients=clients)
+    save_checkpoint(folder, 1, whole, EXPERIMENT, metrics, 2)
+    assert alive == [2, 7, 30]
+    assert list(latest_checkpoint(folder).load().clients) == [2, 7, 30]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("size", [2**17, 2**18, 2**20])
+def test_a_full_disk_leaves_the_old_ones_and_no_litter(
+    small_disk: Path, metrics: Path, size: int
+) -> None:
+    folder = small_disk / "checkpoints"
+    save_checkpoint(folder, 4, snapshot(), EXPERIMENT, metrics, 9)
+    big = Snapshot(
+        model={"w": np.zeros(size // 4, np.float32)},
+        memory={},
+        clients={0: {"x": np.zeros(size // 4, np.float32)}},
+    )
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(folder, 5, big, EXPERIMENT, metrics, 9)
+    assert [p.name for p in folder.iterdir()] == ["round_00004"]
+    assert same(latest_checkpoint(folder).load(), snapshot())
+    save_checkpoint(folder, 5, snapshot(2.0), EXPERIMENT, metrics, 9)
+    assert latest_checkpoint(folder).round == 5
+
+
+def test_a_read_only_folder_is_said(metrics: Path, small_disk: Path) -> None:
+    folder = small_disk / "checkpoints"
+    save_checkpoint(folder, 4, snapshot(), EXPERIMENT, metrics, 9)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(OSError, match="Read-only"):
+        save_checkpoint(folder, 5, snapshot(), EXPERIMENT, metrics, 9)
+    assert latest_checkpoint(folder).round == 4

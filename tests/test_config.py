@@ -1,4 +1,5 @@
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from raysim.errors import ConfigError
 
 def load(*overrides: str, text: str = "") -> RunConfig:
     return load_config(METHODS, text=text, overrides=overrides)
+
+
+def experiment(config: RunConfig) -> dict[str, Any]:
+    return config.experiment("data hash", "partition hash")
 
 
 def refusal(*overrides: str, text: str = "") -> str:
@@ -156,7 +161,7 @@ def test_a_resolved_config_gives_itself_again(preset: str, method: str) -> None:
     config = load(f"method={method}", text=text)
     again = load(text=yaml.safe_dump(config.resolved(), sort_keys=False))
     assert again == config
-    assert again.experiment_hash() == config.experiment_hash()
+    assert experiment(again) == experiment(config)
 
 
 def test_unknown_presets_name_the_nearest() -> None:
@@ -169,7 +174,7 @@ def test_unknown_presets_name_the_nearest() -> None:
     ["execution.backend=inprocess", "execution.hosts=3", "output.dir=/x", "execution.address=a:1"],
 )
 def test_execution_and_output_are_no_part_of_the_experiment(override: str) -> None:
-    assert load(override).experiment_hash() == load().experiment_hash()
+    assert experiment(load(override)) == experiment(load())
 
 
 @pytest.mark.parametrize(
@@ -180,14 +185,38 @@ def test_execution_and_output_are_no_part_of_the_experiment(override: str) -> No
     ],
 )
 def test_everything_else_is(override: str) -> None:
-    assert load(override).experiment_hash() != load().experiment_hash()
+    assert experiment(load(override)) != experiment(load())
+
+
+def test_roots_mean_the_same_in_every_folder() -> None:
+    assert load("data.root=some/where").data.root == str(Path("some/where").absolute())
+    assert load("data.root=~/some/where").data.root == str(Path.home() / "some/where")
+    assert load("data.root=s3://some/where").data.root == "s3://some/where"
+
+
+def test_policies_name_known_kinds() -> None:
+    assert load("data.policy.gray=skip").data.policy == {"gray": "skip"}
+    assert "data.policy: no kind of finding 'grey'; did you mean 'gray'?" in refusal(
+        "data.policy.grey=skip"
+    )
+    assert "data.policy: truncated=keep: must be error or skip" in refusal(
+        "data.policy.truncated=keep"
+    )
+
+
+def test_data_and_partition_count_by_their_hashes_not_by_where_they_lie() -> None:
+    here, there = (
+        load(f"data.root=/{d}", f"data.partition={{kind: file, path: /{d}/p.csv}}") for d in "ab"
+    )
+    assert experiment(here) == experiment(there)
+    assert changed_keys(here.experiment("a", "b"), there.experiment("x", "b")) == ["data.sha256"]
+    other = changed_keys(here.experiment("a", "b"), there.experiment("a", "x"))
+    assert other == ["data.partition.sha256"]
 
 
 def test_changed_keys_are_dotted_and_sorted() -> None:
-    old, new = (
-        load().experiment(),
-        load("seed=1", "local.lr=0.5", "data.partition=iid").experiment(),
-    )
+    old = experiment(load())
+    new = experiment(load("seed=1", "local.lr=0.5", "data.partition=iid"))
     keys = changed_keys(old, new)
     assert keys == sorted(keys)
     assert {"seed", "local.lr", "data.partition.kind", "data.partition.alpha"} <= set(keys)

@@ -1,7 +1,7 @@
 """The round loop over a fake executor: what is called when, recorded, saved and summed up."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raysim import checkpoint, states
 from raysim.checkpoint import latest_checkpoint
 from raysim.errors import Interrupted, RunError
-from raysim.executor import PhaseReport
+from raysim.executor import PhaseReport, PlaceLost
 from raysim.federation import Federation, RoundSummary, draw_cohort
 from raysim.messages import ClientReport, Costs, EvalSum, EvalUnit, Snapshot
 from raysim.signals import Signals
@@ -50,6 +51,9 @@ class FakeExecutor:
         ]
         seconds = {"clients": 1.0, "aggregate": 0.1}
         return PhaseReport(clients=clients, metrics={"figure": 7.0}, bytes_down=3, seconds=seconds)
+
+    def recover(self, notify: Callable[[str], None]) -> None:
+        self.calls.append("recover")
 
     def commit(self) -> None:
         self.calls.append("commit")
@@ -89,9 +93,13 @@ class FakeExecutor:
 class Watcher:
     def __init__(self) -> None:
         self.seen: list[RoundSummary] = []
+        self.told: list[str] = []
 
     def on_round(self, summary: RoundSummary) -> None:
         self.seen.append(summary)
+
+    def on_notice(self, text: str) -> None:
+        self.told.append(text)
 
 
 def loop(folder: Path, executor: FakeExecutor, **overrides: Any) -> tuple[Federation, Watcher]:
@@ -243,3 +251,132 @@ def test_deferred_signals_arrive_after_the_block() -> None:
         order.append("inner")
     assert order == ["inner"]
     assert caught.value.signum == 15
+
+
+class LosingExecutor(FakeExecutor):
+    """Loses a place the n-th times that a call is made; what was not committed is not done."""
+
+    def __init__(self, losses: dict[str, set[int]]) -> None:
+        super().__init__()
+        self._losses = losses
+        self._counts = dict.fromkeys(losses, 0)
+
+    def _lose(self, call: str) -> None:
+        if call in self._losses:
+            self._counts[call] += 1
+            if self._counts[call] in self._losses[call]:
+                self.calls.append(f"lost in {call}")
+                raise PlaceLost(f"{call} {self._counts[call]}: a host died")
+
+    def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
+        self._lose("run_phase")
+        return super().run_phase(round_, phase, cohort)
+
+    def commit(self) -> None:
+        self._lose("commit")
+        super().commit()
+
+    def evaluate(self, round_: int, units: Sequence[EvalUnit], *, personal: bool) -> list[EvalSum]:
+        self._lose("evaluate")
+        return super().evaluate(round_, units, personal=personal)
+
+    def costs(self) -> Costs:
+        self._lose("costs")
+        return super().costs()
+
+    def recover(self, notify: Callable[[str], None]) -> None:
+        super().recover(notify)
+        self._lose("recover")
+        notify("made good")
+
+
+@pytest.mark.parametrize(
+    ("losses", "recoveries"),
+    [
+        ({"run_phase": {2}}, 1),
+        ({"run_phase": {1, 2, 3}}, 3),
+        ({"run_phase": {1, 2, 4, 5, 7, 8}}, 6),  # never four in a row
+        ({"commit": {3}}, 1),
+        ({"evaluate": {1, 5}}, 2),
+        ({"costs": {1}}, 1),
+        ({"run_phase": {2}, "recover": {1, 2}}, 3),
+        ({"run_phase": {3}, "commit": {2}, "evaluate": {2}, "costs": {1}}, 4),
+    ],
+)
+def test_losses_change_nothing_but_their_count(
+    losses: dict[str, set[int]], recoveries: int, tmp_path: Path
+) -> None:
+    quiet, lossy = tmp_path / "quiet", tmp_path / "lossy"
+    quiet.mkdir(), lossy.mkdir()
+    wanted = loop(quiet, FakeExecutor())[0].run()
+    executor = LosingExecutor(losses)
+    found = loop(lossy, executor)[0].run()
+    assert found["recoveries"] == recoveries
+    assert {**found, "wall_s": 0, "recoveries": 0} == {**wanted, "wall_s": 0}
+    assert (lossy / "metrics.parquet").read_bytes() == (quiet / "metrics.parquet").read_bytes()
+    assert executor.done == 5
+
+
+def test_what_was_lost_is_made_good_before_the_step_is_run_again(tmp_path: Path) -> None:
+    executor = LosingExecutor({"commit": {2}, "evaluate": {1}})
+    run, watcher = loop(tmp_path, executor, rounds=2)
+    run.run()
+    fit = [(r, "fit", (0, 1, 2)) for r in (0, 1)]
+    one = [fit[0], "commit", "lost in evaluate", "recover", ("evaluate", 0)]
+    two = [fit[1], "lost in commit", "recover", fit[1], "commit", ("evaluate", 1), "snapshot"]
+    assert executor.calls == one + two
+    assert watcher.told == [
+        "evaluate 1: a host died; the evaluation of round 1 is run again",
+        "made good",
+        "commit 2: a host died; round 2 is run again",
+        "made good",
+    ]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_losses_in_a_row_are_bounded(retries: int, tmp_path: Path) -> None:
+    executor = LosingExecutor({"run_phase": set(range(3, 99))})
+    run, _ = loop(tmp_path, executor, execution={"retries": retries})
+    words = f"a host died; round 3 is given up after {retries + 1} losses in a row"
+    with pytest.raises(RunError, match=words):
+        run.run()
+    assert executor.calls.count("recover") == retries
+    assert rounds_saved(tmp_path) == ["round_00002"]
+
+
+def test_what_cannot_be_made_good_ends_the_run_at_once(tmp_path: Path) -> None:
+    class Hopeless(LosingExecutor):
+        def recover(self, notify: Callable[[str], None]) -> None:
+            raise RunError("no host is left")
+
+    run, _ = loop(tmp_path, Hopeless({"run_phase": {2}}))
+    with pytest.raises(RunError, match="no host is left"):
+        run.run()
+    assert run.saved_rounds == 1
+
+
+def test_a_client_that_raises_is_not_tried_again(tmp_path: Path) -> None:
+    executor = FakeExecutor(RunError("client 2 failed"), 3)
+    with pytest.raises(RunError, match="client 2 failed"):
+        loop(tmp_path, executor)[0].run()
+    assert "recover" not in executor.calls
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(arrays: Any, path: Path) -> None:
+        if "round_00002" in str(path):
+            raise OSError(28, "No space left on device")
+        states.save_arrays(arrays, path)
+
+    monkeypatch.setattr(checkpoint, "save_arrays", full)
+    run, _ = loop(tmp_path, FakeExecutor(), output={"checkpoint_every": 1, "keep_checkpoints": 9})
+    with pytest.raises(OSError, match="No space left"):
+        run.run()
+    assert rounds_saved(tmp_path) == ["round_00001"]
+    assert run.saved_rounds == 1
+    monkeypatch.undo()
+    again = loop(tmp_path, FakeExecutor())[0]
+    again.resume(latest_checkpoint(tmp_path / "checkpoints"))
+    assert again.run()["rounds"] == 5

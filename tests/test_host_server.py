@@ -83,8 +83,8 @@ def test_or_are_skipped_and_counted() -> None:
     settings: dict[str, Any] = {"participation": {"fraction": 1.0, "nonfinite": "skip"}}
     world = World(NaNFrom(), **settings)
     message, _ = world.server.broadcast(0, "fit")
-    partial, reports = world.hosts[0].run_phase(0, "fit", EVERYONE, world.server.weights(), message)
-    assert [r.client for r in reports if "skipped" in r.metrics] == [1]
+    partial, report = world.hosts[0].run_phase(0, "fit", EVERYONE, world.server.weights(), message)
+    assert [r.client for r in report.clients if "skipped" in r.metrics] == [1]
     wanted = World(FedAvg()).play((0, 2, 3)).server.weights()
     world.server.aggregate(0, "fit", [partial])
     world.server.commit()

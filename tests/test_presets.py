@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from methods import METHODS
 from raysim.config import RunConfig, load_config, preset_names, preset_text
-from raysim.data.partition import Partition, make_partition
+from raysim.data.partition import make_partition
 from raysim.data.settings import DataSettings
+from raysim.data.shards import Partition
 from raysim.data.splits import cut
 
 Counts = NDArray[np.int64]

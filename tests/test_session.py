@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -9,10 +11,10 @@ from subprocess import CompletedProcess
 import pytest
 
 from cluster.executor import RayExecutor
-from cluster.session import _probe, session, usable_cpus
+from cluster.session import _probe, session
 from raysim.config import ExecutionSettings
 from raysim.errors import ClusterError
-from tests.toy import CLI, bits_of, dealt, only_run, run_command, toy_config
+from tests.toy import CLI, ROOT, bits_of, dealt, only_run, run_command, toy_config
 
 pytestmark = pytest.mark.ray
 
@@ -103,5 +105,39 @@ def test_a_run_joins_the_cluster_of_ray_address_quietly(
     assert bits_of(only_run(tmp_path)) == bits_of(finished[0])
 
 
-def test_usable_cpus_are_those_of_the_process() -> None:
-    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)
+LISTEN = """
+import os, re
+from contextlib import suppress
+from pathlib import Path
+from cluster.session import session
+from raysim.config import ExecutionSettings
+
+def family(pid):
+    found = [pid]
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        found += family(int(child))
+    return found
+
+with session(ExecutionSettings()):
+    inodes = set()
+    for pid in family(os.getpid()):
+        with suppress(FileNotFoundError):  # files come and go
+            for fd in list(Path(f"/proc/{pid}/fd").iterdir()):
+                with suppress(FileNotFoundError):
+                    inodes |= set(re.findall(r"socket:.(\\d+)", os.readlink(fd)))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            cells = line.split()
+            if cells[3] == "0A" and cells[9] in inodes:
+                print(cells[1].partition(":")[0])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
+def test_a_ray_of_our_own_listens_on_loopback_only() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", LISTEN], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert len(found.stdout.split()) > 3, found.stderr
+    ipv6 = {"0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert set(found.stdout.split()) <= {"0100007F", *ipv6}

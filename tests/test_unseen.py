@@ -7,11 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import methods.fdse
 from methods import METHODS
 from raysim.config import RunConfig
 from raysim.data.datasets import open_dataset
 from raysim.errors import ConfigError
-from raysim.executor import InProcessExecutor
+from raysim.models import ChannelModel
+from raysim.training import ShardData
 from tests.toy import ToyRun, dealt, run_toy, toy_config
 
 
@@ -56,18 +58,36 @@ def test_fdse_adapts_to_each_unseen_domain_as_to_a_new_client(tmp_path: Path) ->
     assert set(rows[rows.model == "personal"].client) <= {-1, *range(clients)}
 
 
-def test_adaptation_reads_no_labels(tmp_path: Path) -> None:
-    config = unseen_config("fdse", "syn")
-    dataset, partition = dealt(config)
-    executor = InProcessExecutor(config, partition, dataset)
-    guest = config.data.clients
-    shard = executor._host._train[guest]
-    assert len(shard) == 1000
-    before = run_toy(config, tmp_path / "a", executor=executor)
-    blind = InProcessExecutor(config, partition, dataset)
-    blind._host._train[guest].labels.zero_()
-    after = run_toy(config, tmp_path / "b", executor=blind)
-    assert before.summary["unseen"] == after.summary["unseen"]
+def test_a_guest_brings_no_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[ShardData] = []
+    real = methods.fdse.adapt
+
+    def watched(model: ChannelModel, shard: ShardData, *rest: Any, **more: Any) -> Any:
+        given.append(shard)
+        return real(model, shard, *rest, **more)
+
+    monkeypatch.setattr(methods.fdse, "adapt", watched)
+    run_toy(unseen_config("fdse", "syn"), tmp_path)
+    assert [len(shard) for shard in given] == [1000]
+    assert set(given[0].labels.tolist()) == {-1}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fdse"])
+def test_domains_without_clients_are_unseen_unasked(method: str, tmp_path: Path) -> None:
+    """Who holds what decides which domains AVG and STD speak of, not `data.unseen` alone."""
+    kind = {"kind": "single_domain", "counts": {"mnist": 4, "syn": 6}}
+    config = toy_config(method=method, **{"data.partition": kind})
+    _, partition = dealt(config)
+    assert [list(guest.train) for guest in partition.guests] == [[1], [2]]
+    assert [len(guest.train[d]) for d, guest in enumerate(partition.guests, 1)] == [1000] * 2
+    summary = summary_of(run_toy(config, tmp_path))
+    assert list(summary["domains"]) == ["mnist", "syn"]
+    values = list(summary["domains"].values())
+    assert summary["avg"] == pytest.approx(np.mean(values))
+    assert summary["std"] == pytest.approx(np.std(values, ddof=1))
+    assert list(summary["unseen"]) == ["optdigits", "mnist_m"]
+    models = ["global", "adapted"] if METHODS[method].adapts else ["global"]
+    assert [list(found) for found in summary["unseen"].values()] == [models] * 2
 
 
 @pytest.mark.parametrize("name", METHODS)

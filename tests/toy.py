@@ -18,7 +18,8 @@ from methods.fedfip import FedFIP
 from raysim.checkpoint import Checkpoint
 from raysim.config import RunConfig, build_config
 from raysim.data.datasets import Dataset, open_dataset
-from raysim.data.partition import Partition, make_partition
+from raysim.data.partition import make_partition
+from raysim.data.shards import HELD_OUT, Partition
 from raysim.executor import Executor, InProcessExecutor
 from raysim.federation import Federation
 from raysim.messages import JsonDict, Snapshot, Update
@@ -108,12 +109,20 @@ def _thinned(rows: dict[int, NDArray[np.int64]], wanted: int) -> dict[int, NDArr
 def federation(config: RunConfig, executor: Executor, folder: Path, **more: Any) -> Federation:
     """Return the round loop of a config in a folder that is made if need be."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    dataset = open_dataset(config.data, config.seed)
+    dataset, partition = dealt(config)
     held_out = {
         split: [min(TEST_SIZE, len(dataset.labels(d, split))) for d in dataset.domains]
-        for split in ("val", "test")
+        for split in HELD_OUT
     }
-    return Federation(config, executor, folder, domains=dataset.domains, held_out=held_out, **more)
+    return Federation(
+        config,
+        executor,
+        folder,
+        domains=dataset.domains,
+        held_out=held_out,
+        unseen=partition.unseen(dataset.domains),
+        **more,
+    )
 
 
 def run_toy(
@@ -137,7 +146,9 @@ def run_toy(
         loop = federation(config, executor, folder)
         if resume is not None:
             loop.resume(resume)
-        return ToyRun(folder, loop.run(), executor.snapshot())
+        summary, end = loop.run(), executor.snapshot()
+        # The executor's own view of the clients' states ends with it.
+        return ToyRun(folder, summary, replace(end, clients=dict(end.clients)))
     finally:
         executor.close()
 

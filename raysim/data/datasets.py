@@ -7,6 +7,8 @@ Shape suffixes: N examples, H height, W width.
 """
 
 import hashlib
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +16,17 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from raysim.data.encoded import EncodedFile, class_names
-from raysim.data.prepared import MANIFEST, Manifest, PreparedFile, check_files, read_manifest
+from raysim.data.images import resize
+from raysim.data.places import is_uri
+from raysim.data.prepared import (
+    MANIFEST,
+    Manifest,
+    PreparedFile,
+    check_files,
+    read_manifest,
+)
 from raysim.data.settings import DataSettings
 from raysim.data.shards import SPLITS
 from raysim.data.splits import cut
@@ -30,6 +39,7 @@ _MOMENTS = {
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 _BLOCK = 256  # images that are resized at a time
+_NAMED = 10  # classes that an error lists
 
 EMBEDDED: Mapping[str, tuple[str, ...]] = {
     "digits_mini": ("mnist", "optdigits", "mnist_m", "syn"),
@@ -131,6 +141,21 @@ class Dataset:
             DataError: the domain, the split or the file is missing, or the file is unreadable.
         """
         return self._file(domain).labels[self.rows(domain, split)]
+
+    def counts(self, split: str) -> NDArray[np.int64]:
+        """Count the images of one split by class and domain.
+
+        Args:
+            split: "train", "val" or "test".
+
+        Returns:
+            int64 [K classes, D domains].
+
+        Raises:
+            DataError: as `labels`.
+        """
+        labels = [self.labels(domain, split) for domain in self.domains]
+        return np.stack([np.bincount(of, minlength=len(self.classes)) for of in labels], axis=1)
 
     def names(self, domain: str, split: str) -> Sequence[str]:
         """Read the images' names in their source, unique in the domain, in the order of `labels`.
@@ -236,48 +261,79 @@ def open_dataset(settings: DataSettings, seed: int = 0) -> Dataset:
         seed: the run's seed.
 
     Raises:
-        ConfigError: the name is unknown.
+        ConfigError: the name is unknown, or the data was prepared for other settings.
         DataError: files are missing or contradict each other, or the data is not prepared.
     """
     manifest = read_manifest(settings.root) if settings.root is not None else None
     if manifest is not None:
         return _open_prepared(settings, manifest, seed)
-    if settings.name in EMBEDDED:
+    if settings.root is None and settings.name in EMBEDDED:
         return _open_embedded(settings, seed)
-    raise _not_there(settings)
+    raise not_there(settings)
 
 
-def _not_there(settings: DataSettings) -> ConfigError | DataError:
+def not_there(settings: DataSettings) -> ConfigError | DataError:
+    """Say why settings lead to no data that can be opened, and what to do about it."""
     from raysim.data.sources import SOURCES  # its readers take half a second to import
 
     name, root = settings.name, settings.root
-    if root is not None:
+    known = [*EMBEDDED, *SOURCES]
+    if root is None and name in SOURCES:
         return DataError(
-            f"data.root={root}: not prepared (no {MANIFEST}); run "
-            f"`raysim data prepare {name} --root {root} --out FOLDER`"
+            f"data.root: where is {name}? Give the folder that holds it ({SOURCES[name].layout}), "
+            f"or one that `raysim data prepare` has made; get the files from {SOURCES[name].url}"
+        )
+    if root is None:
+        return ConfigError(f"data.name: no data set {name!r}{did_you_mean(name, known)}")
+    if name in EMBEDDED:
+        return DataError(f"data.root={root}: leave data.root out: {name} is part of the package")
+    if is_gone(root):
+        raw = f", or {name} as people have it ({SOURCES[name].layout})" if name in SOURCES else ""
+        return DataError(
+            f"data.root={root}: nothing is there; prepared data was expected{raw}. If it has "
+            "moved, data.root=FOLDER says where it is now"
         )
     if name not in SOURCES:
-        hint = did_you_mean(name, [*EMBEDDED, *SOURCES])
-        return ConfigError(f"data.name: no data set {name!r}{hint}")
+        return DataError(
+            f"data.root={root} is not prepared, and data.name={name} is no layout that can be "
+            f"read{did_you_mean(name, known)}"
+        )
+    source, out = ("FOLDER", root) if is_uri(root) else (root, "FOLDER")
     return DataError(
-        f"data.root: where is {name}? Give the folder that holds it ({SOURCES[name].layout}), or "
-        f"one that `raysim data prepare` has made; get the files from {SOURCES[name].url}"
+        f"data.root={root}: no prepared data there (no {MANIFEST}); run "
+        f"`{_prepare_command(name, source, out, settings)}`"
     )
 
 
-def resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Bring one image to a size, bilinearly, whatever its aspect ratio.
+def is_gone(root: str) -> bool:
+    """Tell whether a root is a path where nothing is."""
+    if is_uri(root):
+        return False
+    try:
+        os.stat(root)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # something is there, and cannot be read
+        return False
+    return False
 
-    Args:
-        pixels: uint8 [3, H, W].
-        size: height and width of the result.
 
-    Returns:
-        uint8 [3, size, size].
-    """
-    image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-    resized = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(resized, np.uint8).transpose(2, 0, 1)
+def _prepare_command(reader: str, root: str, out: str, settings: DataSettings) -> str:
+    """Return the command that prepares data as the settings want it."""
+    words = ["raysim", "data", "prepare", reader, "--root", root, "--out", out]
+    words += ["--size", str(settings.image_size)]
+    if reader != settings.name:
+        words += ["--name", settings.name]
+    if settings.classes is not None:
+        names = settings.classes
+        words += ["--classes", names if isinstance(names, str) else ",".join(names)]
+    return shlex.join(words)
+
+
+def _listed(classes: Sequence[str]) -> str:
+    """Name classes, the first ones of many."""
+    names = ", ".join([*classes[:_NAMED], *(["..."] if len(classes) > _NAMED else [])])
+    return f"{len(classes)} classes ({names})"
 
 
 def _open_prepared(settings: DataSettings, manifest: Manifest, seed: int) -> Dataset:
@@ -287,11 +343,18 @@ def _open_prepared(settings: DataSettings, manifest: Manifest, seed: int) -> Dat
             f"data.root={root} holds {manifest.name}, not {settings.name}: "
             f"set data.name={manifest.name}"
         )
-    wanted = settings.classes
-    if isinstance(wanted, tuple) and wanted != manifest.classes:
+    reader, source = manifest.source.get("reader", manifest.name), manifest.source.get("root")
+    again = f"`{_prepare_command(reader, source or 'SOURCE', 'FOLDER', settings)}`"
+    wanted = _wanted_classes(settings, reader)
+    if wanted is not None and wanted != manifest.classes:
         raise ConfigError(
-            f"data.classes: {root} was prepared with the classes {', '.join(manifest.classes)}: "
-            "leave data.classes out, or prepare the source again"
+            f"data.classes: {root} was prepared with {_listed(manifest.classes)}, not with "
+            f"{_listed(wanted)}: leave data.classes out, or prepare the source again: {again}"
+        )
+    if settings.image_size > manifest.size:
+        raise ConfigError(
+            f"data.image_size={settings.image_size}: {root} was prepared at {manifest.size} px: "
+            f"set data.image_size={manifest.size}, or prepare the source again: {again}"
         )
     check_files(root, manifest)
     return Dataset(
@@ -305,14 +368,27 @@ def _open_prepared(settings: DataSettings, manifest: Manifest, seed: int) -> Dat
     )
 
 
-def _open_embedded(settings: DataSettings, seed: int) -> Dataset:
-    root, name = settings.root, settings.name
-    folder = Path(__file__).parent / name if root is None else Path(root) / name
-    if not folder.is_dir():
-        raise DataError(
-            f"data.root={root}: no folder {folder}; leave data.root out: this data is part of the "
-            "package"
+def _wanted_classes(settings: DataSettings, reader: str) -> tuple[str, ...] | None:
+    """Return the classes that settings ask for, those of a subset by its name; None for all."""
+    if settings.classes is None or isinstance(settings.classes, tuple):
+        return settings.classes
+    from raysim.data.sources import SOURCES  # its readers take half a second to import
+
+    # PACS read from Parquet files has the subsets of both.
+    sources = [SOURCES[name] for name in (reader, settings.name) if name in SOURCES]
+    subsets = {name: classes for source in sources for name, classes in source.subsets.items()}
+    if settings.classes not in subsets:
+        hint = did_you_mean(settings.classes, subsets) if subsets else ""
+        raise ConfigError(
+            f"data.classes: {settings.name} has no subset {settings.classes!r}"
+            f"{hint or ': list the classes'}"
         )
+    return subsets[settings.classes]
+
+
+def _open_embedded(settings: DataSettings, seed: int) -> Dataset:
+    name = settings.name
+    folder = Path(__file__).parent / name
     files = tuple(EncodedFile(folder / f"{domain}.parquet") for domain in EMBEDDED[name])
     classes = class_names(files)
     sha256 = hashlib.sha256(b"".join(file.path.read_bytes() for file in files)).hexdigest()

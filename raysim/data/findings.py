@@ -4,17 +4,22 @@ A policy says what happens to what was found: `error` stops before anything is w
 leaves the images out, `keep` takes them (converted or corrected as the kind says).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from typing_extensions import TypedDict  # typing's own is not enough for pydantic before 3.12
 
 from raysim.errors import ConfigError
 from raysim.settings import did_you_mean
 
 Policy = Literal["error", "skip", "keep"]
 POLICIES: tuple[Policy, ...] = ("error", "skip", "keep")
+HAPPENED: Mapping[Policy, str] = {"error": "stopped", "skip": "left out", "keep": "taken"}
+"""What a policy has done to what was found."""
 NAMES_SHOWN = 20
 """File names that a report lists of each kind."""
+_NAMES_IN_A_LINE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,15 @@ class Kind:
     allowed: tuple[Policy, ...] = POLICIES
 
 
+class Found(TypedDict):
+    """What was found of one kind, as reports and manifests hold it."""
+
+    count: int
+    policy: Policy
+    meaning: str
+    names: list[str]
+
+
 _LOST: tuple[Policy, ...] = ("error", "skip")
 KINDS: Mapping[str, Kind] = {
     "hidden": Kind("skip", "hidden or system files (.DS_Store, Thumbs.db, __MACOSX)", _LOST),
@@ -40,7 +54,7 @@ KINDS: Mapping[str, Kind] = {
     "outside_root": Kind("error", "paths that leave the root"),
     "link_loop": Kind("error", "symbolic links that lead back to a folder above", _LOST),
     "missing_file": Kind("error", "files that a list names and that are not there", _LOST),
-    "empty_file": Kind("error", "files of zero bytes", _LOST),
+    "empty_file": Kind("error", "images of zero bytes", _LOST),
     "archive": Kind("error", "archives or documents named like images", _LOST),
     "unreadable": Kind("error", "images that cannot be decoded", _LOST),
     "truncated": Kind("error", "images that end too early", _LOST),
@@ -57,8 +71,10 @@ KINDS: Mapping[str, Kind] = {
     "class_spelling": Kind(
         "error", "class names that differ by case or spaces only, taken as one", ("error", "keep")
     ),
+    "empty_class": Kind("skip", "class folders without an image in any domain", _LOST),
     "missing_class": Kind("keep", "classes without an image in a domain", ("error", "keep")),
     "empty_domain": Kind("error", "domains without an image", _LOST),
+    "no_split": Kind("keep", "images in no part of their domain's official split, unused by it"),
     "duplicate": Kind("keep", "images with the pixels of another one in their domain"),
     "duplicate_across_splits": Kind("keep", "training images with the pixels of a test image"),
     "label_conflict": Kind("keep", "images with the pixels of one of another class"),
@@ -103,7 +119,7 @@ class Findings:
         """Return the kinds that were found and that the policies do not let pass."""
         return [kind for kind in KINDS if kind in self.counts and policies[kind] == "error"]
 
-    def as_json(self, policies: Mapping[str, Policy]) -> dict[str, dict[str, object]]:
+    def as_json(self, policies: Mapping[str, Policy]) -> dict[str, Found]:
         """Return count, policy, meaning and first names of each kind that was found."""
         return {
             kind: {
@@ -115,6 +131,22 @@ class Findings:
             for kind in KINDS
             if kind in self.counts
         }
+
+
+def first_names(names: Sequence[str], count: int) -> str:
+    """Return a few names of one kind of finding in one line.
+
+    Args:
+        names: the first ones, as `Findings` and `Findings.as_json` hold them.
+        count: how many were found in all.
+    """
+    more = ", ..." if count > _NAMES_IN_A_LINE else ""
+    return ", ".join(names[:_NAMES_IN_A_LINE]) + more
+
+
+def policy_option(kind: str, policy: Policy) -> str:
+    """Return what a user writes to choose a policy, in the commands on data and in a run."""
+    return f"--policy {kind}={policy} (data.policy.{kind}={policy} for a run)"
 
 
 def resolve_policies(chosen: Mapping[str, str]) -> dict[str, Policy]:

@@ -14,6 +14,10 @@ from raysim.data.findings import Findings
 class ImageRef(Protocol):
     """A place that an image can be read from; travels to other processes."""
 
+    @property
+    def path(self) -> Path:
+        """Return the file whose size and time of change tell whether the image has changed."""
+
     def read(self) -> bytes | NDArray[np.generic]:
         """Return an encoded image file, or pixels [H, W] or [H, W, C], uint8 or uint16.
 

@@ -2,8 +2,8 @@
 
 Every image has at most one owner, so shards are disjoint by construction; together they cover each
 domain that has a client, but for the kinds that leave images unused (`single_domain` with a
-fraction, `file`). Domains in `unseen` have no owner at all. A partition is made in four steps
-(`raysim.data.dealing` has the arithmetic):
+fraction, `file`). Domains that no client trains on, asked for or not, have a guest each. A
+partition is made in four steps (`raysim.data.dealing` has the arithmetic):
 
 1. *Wants*: each client gets a mixture over domains, as the kind says. `domain_dirichlet` draws it
    from Dirichlet(alpha) and hands its parts to the domains with the most images left.
@@ -34,10 +34,16 @@ from raysim.data.partition_kinds import (
     FromFile,
     Heterogeneous,
     Iid,
-    PartitionSettings,
     SingleDomain,
 )
-from raysim.data.shards import SPLITS, Labelled, Partition, Shard, partition_of, whole_domain
+from raysim.data.shards import (
+    HELD_OUT,
+    SPLITS,
+    Labelled,
+    Partition,
+    partition_of,
+    whole_domain,
+)
 from raysim.errors import ConfigError
 from raysim.seeds import Stream, generator
 from raysim.settings import did_you_mean
@@ -66,21 +72,18 @@ def make_partition(
 
     Returns:
         M shards, each with at least `settings.min_examples` training images, and a guest for each
-        unseen domain.
+        domain that none of them trains on.
 
     Raises:
         ConfigError: the settings ask for more than the data holds; the message has the numbers.
         DataError: a partition file cannot be read or does not fit the data.
     """
     _check_unseen(dataset.domains, unseen)
-    guests = tuple(
-        whole_domain(dataset, d) for d, name in enumerate(dataset.domains) if name in unseen
-    )
     if num_clients < 1:
         raise ConfigError(f"data.clients={num_clients} is not a number of clients (1 or more)")
     if isinstance(settings, FromFile):
         found = read_partition(Path(settings.path), dataset, num_clients, unseen)
-        return replace(found, guests=guests)
+        return _with_guests(found, dataset)
     ids = [d for d, name in enumerate(dataset.domains) if name not in unseen]
     names = tuple(dataset.domains[d] for d in ids)
     labels = {split: [dataset.labels(name, split) for name in names] for split in SPLITS}
@@ -105,12 +108,20 @@ def make_partition(
         for owner, group_of in zip(train, groups["train"], strict=True)
     ]
     owners = {"train": dict(zip(ids, train, strict=True))}
-    for split in ("val", "test"):
+    for split in HELD_OUT:
         owners[split] = {
             ids[d]: dealing.deal_test(group_of, held_DMG[d], draws.generator(split, d))
             for d, group_of in enumerate(groups[split])
         }
-    return replace(partition_of(owners, num_clients), guests=guests)
+    return _with_guests(partition_of(owners, num_clients), dataset)
+
+
+def _with_guests(partition: Partition, dataset: Labelled) -> Partition:
+    guests = (
+        whole_domain(dataset, dataset.domains.index(name))
+        for name in partition.unseen(dataset.domains)
+    )
+    return replace(partition, guests=tuple(guests))
 
 
 _PURPOSES = ("domains", "labels", "train", "test", "repair", "val", "classes")  # append only
@@ -323,19 +334,3 @@ def _mixes(settings: DealtPartition) -> bool:
 
 def _ungrouped(labels: list[Counts]) -> list[Counts]:
     return [np.zeros_like(of_domain) for of_domain in labels]
-
-
-__all__ = [
-    "AnyPartition",
-    "DomainDirichlet",
-    "DomainsPerClient",
-    "FromFile",
-    "Heterogeneous",
-    "Iid",
-    "Labelled",
-    "Partition",
-    "PartitionSettings",
-    "Shard",
-    "SingleDomain",
-    "make_partition",
-]

@@ -5,15 +5,15 @@ A file has the columns `image` (`<domain>/<name>`), `split` (train, val or test)
 """
 
 import csv
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from raysim.data.shards import SPLITS, Labelled, Partition, partition_of
+from raysim.data.shards import HELD_OUT, SPLITS, Labelled, Partition, partition_of
 from raysim.errors import DataError
+from raysim.files import aside
 from raysim.settings import did_you_mean
 
 HEADER = ("image", "split", "client")
@@ -29,7 +29,7 @@ class _Place:
 
 
 def write_partition(partition: Partition, dataset: Labelled, path: Path) -> None:
-    """Write a partition aside, then rename it; rows go by split, domain and position.
+    """Write a partition whole or not at all; rows go by split, domain and position.
 
     Args:
         partition: who holds what.
@@ -39,18 +39,15 @@ def write_partition(partition: Partition, dataset: Labelled, path: Path) -> None
     Raises:
         DataError: the file cannot be written.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("w", encoding="utf-8", newline="") as file:
-            file.write(",".join(HEADER) + "\n")
+        with aside(path) as file:
+            file.write((",".join(HEADER) + "\n").encode())
             for split in SPLITS:
                 for domain, name in enumerate(dataset.domains):
-                    file.writelines(_lines_of(partition, dataset, split, domain, name))
-        aside.replace(path)
+                    lines = _lines_of(partition, dataset, split, domain, name)
+                    file.writelines(line.encode() for line in lines)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def read_partition(
@@ -178,7 +175,7 @@ def _check_clients(partition: Partition, dataset: Labelled, path: Path) -> None:
             f"{idle[0]}) have no training image: lower data.clients or add rows"
         )
     for client, shard in enumerate(partition.shards):
-        for split in ("val", "test"):
+        for split in HELD_OUT:
             for domain in sorted(shard.by_split[split].keys() - shard.train.keys()):
                 raise DataError(
                     f"{path}: client {client} has {split} images of {dataset.domains[domain]} and "

@@ -50,7 +50,8 @@ class SingleDomain(_Dealt):
 
     kind: Literal["single_domain"] = "single_domain"
     counts: dict[str, NonNegativeInt] | None = None
-    """Clients of each domain, `data.clients` in all; null spreads them as evenly as possible."""
+    """Clients of each domain, `data.clients` in all; a domain with none is unseen. Null spreads
+    them as evenly as possible."""
     fraction: Fraction | None = None
     """Share of its domain's training images that each client holds, rounded down, the rest unused;
     null deals them all out."""

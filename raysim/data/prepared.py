@@ -17,16 +17,17 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
+from typing_extensions import TypedDict
 
+from raysim.data.findings import KINDS, Found
+from raysim.data.places import filesystem, read_json
 from raysim.errors import DataError
 from raysim.settings import Settings
 
@@ -34,27 +35,55 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 ID_BYTES = 16
 _BLOCK_BYTES = 2**22
-_RESERVED = ":/?#[]@!$&'()*+,;=%"  # of a URI; spaces and letters beyond ASCII are quoted
+_AGAIN = "prepare it again"
 COLUMNS = ("pixels", "label", "split", "name", "pixels_id")
+NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
+"""What prepared data may be called: it is part of folder names."""
 
 
-class DomainEntry(Settings):
+def _of_known_kinds(found: Any) -> Any:
+    """Leave out kinds of findings that this version does not know."""
+    if not isinstance(found, dict):
+        return found
+    return {kind: what for kind, what in found.items() if kind in KINDS}
+
+
+class Origin(TypedDict, total=False):
+    """Where prepared data came from.
+
+    `reader` and `root` are the source's, `fingerprint` is the request's and the files', `policies`
+    those that differ from the defaults, `num_records` the images listed.
+    """
+
+    reader: str
+    root: str
+    fingerprint: str
+    policies: dict[str, str]
+    num_records: int
+
+
+class DomainCounts(Settings):
+    """What a domain holds."""
+
+    name: str = Field(pattern=r"^[^/]+$")
+    """The domain."""
+    images: int
+    """Rows of its file."""
+    splits: dict[str, int]
+    """Images by official split; "" where the source has none."""
+    classes: dict[str, int]
+    """Images by class."""
+
+
+class DomainEntry(DomainCounts):
     """One domain in the manifest."""
 
-    name: str
-    """The domain."""
-    file: str
+    file: str = Field(pattern=r"^[\w-][\w.-]*\.arrow$")
     """Its file, beside the manifest."""
     sha256: str
     """Hash of the file."""
     num_bytes: int
     """Size of the file."""
-    images: int
-    """Rows of the file."""
-    splits: dict[str, int]
-    """Images by official split; "" where the source has none."""
-    classes: dict[str, int]
-    """Images by class."""
 
 
 class Manifest(Settings):
@@ -62,20 +91,23 @@ class Manifest(Settings):
 
     format: int = FORMAT
     """Version of the layout."""
-    name: str
+    name: str = Field(pattern=NAME)
     """Data set."""
-    size: int
+    size: int = Field(ge=1, le=2**14)
     """Height and width of the images in pixels."""
-    classes: tuple[str, ...]
+    classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1)
     """Class names; the position is the label."""
-    domains: tuple[DomainEntry, ...]
+    domains: tuple[DomainEntry, ...] = Field(min_length=1)
     """In the order of the domain ids."""
     sha256: str
-    """Hash of all of the above: equal for equal data, wherever it came from."""
-    source: dict[str, Any] = Field(default_factory=dict)
-    """Where it came from: reader, root, fingerprint, policies."""
-    findings: dict[str, Any] = Field(default_factory=dict)
-    """What was found in the source's files."""
+    """Hash of all of the above: equal for equal pixels, labels, splits and image names in the same
+    order, as one version of Arrow writes them."""
+    source: Origin = Field(default_factory=Origin)
+    """Where it came from."""
+    findings: Annotated[dict[str, Found], BeforeValidator(_of_known_kinds)] = Field(
+        default_factory=dict
+    )
+    """What was found in the source's files, by kind."""
 
 
 def content_hash(
@@ -103,28 +135,6 @@ def batch_rows(size: int) -> int:
     return max(1, 2**22 // (3 * size * size))
 
 
-def is_uri(root: str) -> bool:
-    """Tell a URI from a path."""
-    return "://" in root
-
-
-def filesystem(root: str) -> tuple[pafs.FileSystem, str]:
-    """Return the file system of a path or URI (s3, gs, hdfs, file), and the path on it.
-
-    Raises:
-        DataError: the URI is malformed, or its file system is not there.
-    """
-    if not is_uri(root):
-        return pafs.LocalFileSystem(), str(Path(root).absolute())
-    try:
-        found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(quote(root, safe=_RESERVED))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(
-            f"{root}: cannot be reached ({error}); known are paths, file://, s3://, gs://, hdfs://"
-        ) from None
-    return found
-
-
 def read_manifest(root: str) -> Manifest | None:
     """Read the manifest of a folder; None if there is none.
 
@@ -132,28 +142,43 @@ def read_manifest(root: str) -> Manifest | None:
         root: path or URI.
 
     Raises:
-        DataError: it cannot be reached or is not a manifest of this version.
+        DataError: it cannot be reached, or is not a manifest of this version as it was written.
     """
     files, path = filesystem(root)
-    where = f"{path}/{MANIFEST}"
     try:
-        if files.get_file_info(where).type != pafs.FileType.File:
-            return None
-        with files.open_input_file(where) as stream:
-            tree = json.loads(stream.read())
-    except (OSError, ValueError) as error:
+        tree = read_json(files, f"{path}/{MANIFEST}")
+    except ValueError as error:
         raise DataError(f"{root}: the manifest cannot be read ({error})") from None
+    except OSError as error:
+        raise DataError(f"{root}: cannot be read: {error.strerror or error}") from None
+    if tree is None:
+        return None
     found = tree.get("format") if isinstance(tree, dict) else None
     if found != FORMAT:
         raise DataError(
             f"{root}/{MANIFEST}: format {found!r}, this version reads {FORMAT}: prepare it again"
         )
     try:
-        return Manifest.model_validate(tree)
+        manifest = Manifest.model_validate(tree)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        raise DataError(f"{root}/{MANIFEST}: {place}: {problem['msg']}") from None
+        raise DataError(f"{root}/{MANIFEST}: {place}: {problem['msg']}: {_AGAIN}") from None
+    if not _is_coherent(manifest):
+        raise DataError(f"{root}/{MANIFEST}: edited by hand (its parts do not agree): {_AGAIN}")
+    return manifest
+
+
+def _is_coherent(manifest: Manifest) -> bool:
+    """Tell whether a manifest's parts agree as they did when it was written."""
+    what = manifest.name, manifest.size, manifest.classes, manifest.domains
+    domains = {entry.name for entry in manifest.domains}
+    return (
+        manifest.sha256 == content_hash(*what)
+        and len(set(manifest.classes)) == len(manifest.classes)
+        and len(domains) == len(manifest.domains)
+        and all(tuple(entry.classes) == manifest.classes for entry in manifest.domains)
+    )
 
 
 @dataclass(frozen=True)
@@ -177,8 +202,13 @@ class PreparedFile:
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """Labels of all rows, int64 [N]."""
-        return np.asarray(self._column("label").to_numpy(zero_copy_only=False), np.int64)
+        """Labels of all rows, int64 [N], each the position of a class."""
+        labels = np.asarray(self._column("label").to_numpy(zero_copy_only=False), np.int64)
+        num_classes = len(self.entry.classes)
+        wrong = labels[(labels < 0) | (labels >= num_classes)]
+        if len(wrong):
+            raise self._damaged(f"label {wrong[0]}, there are {num_classes} classes")
+        return labels
 
     @cached_property
     def splits(self) -> NDArray[np.str_]:
@@ -249,7 +279,8 @@ class PreparedFile:
     def _damaged(self, reason: object) -> DataError:
         return DataError(
             f"{self.root}/{self.entry.file}: cannot be read ({reason}). Prepare or copy it again; "
-            "hosts on other machines need a shared path or a URI"
+            "if it was prepared anew meanwhile, start again; hosts on other machines need a shared "
+            "path or a URI"
         )
 
 

@@ -4,7 +4,6 @@ Shape suffixes: M clients, D domains, K classes.
 """
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.data.contact_sheet import GAP, shown_side, strip
+from raysim.data.contact_sheet import GAP, as_png, fit_tiles, shown_side, strip
 from raysim.data.datasets import Dataset
-from raysim.data.findings import KINDS
+from raysim.data.findings import HAPPENED, KINDS
 from raysim.data.heat_map import heat_map
-from raysim.data.preparing.staging import write_aside
 from raysim.data.shards import SPLITS, Partition
 from raysim.errors import DataError
+from raysim.files import write_aside
 from raysim.pages import render_page
 
 _TEMPLATE = "data.html.j2"
-_PER_CLASS = 8
 _CLASSES_A_STRIP = 20
-_SIDES = (64, 48, 32)  # pixels of an image, the first that keeps all images within the next line
-_SHEET_PIXELS = 4_500_000  # about 12 MB of a page when the images are photographs
 _MAX_CLIENTS_TABLE = 50
 
 Counts = NDArray[np.int64]
@@ -55,7 +51,7 @@ def render(
     Raises:
         DataError: the data set cannot be read.
     """
-    counts = {split: _counts(dataset, split) for split in SPLITS}
+    counts = {split: dataset.counts(split) for split in SPLITS}
     heat = clients = None
     if partition is not None:
         heat = heat_map(partition.counts(dataset), dataset.domains, dataset.classes)
@@ -98,25 +94,18 @@ def render_refused(findings: Mapping[str, Json], *, title: str, facts: Mapping[s
     )
 
 
-def write_report(page: str, path: str | Path) -> None:
-    """Write a page; the file appears complete or not at all.
+def write_report(content: str | bytes, path: Path) -> None:
+    """Write a page or a contact sheet; the file appears complete or not at all.
 
     Raises:
         DataError: it cannot be written.
     """
     try:
-        write_aside(Path(path), page.encode())
+        write_aside(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise DataError(
             f"cannot write {path}: {error.strerror or error}; give another --out"
         ) from error
-
-
-def _counts(dataset: Dataset, split: str) -> Counts:
-    """Count the images of a split, int64 [K, D]."""
-    num_classes = len(dataset.classes)
-    labels = [dataset.labels(domain, split) for domain in dataset.domains]
-    return np.stack([np.bincount(of, minlength=num_classes) for of in labels], axis=1)
 
 
 def _facts(dataset: Dataset, counts: Mapping[str, Counts]) -> dict[str, str]:
@@ -133,13 +122,12 @@ def _facts(dataset: Dataset, counts: Mapping[str, Counts]) -> dict[str, str]:
 
 # ---- findings --------------------------------------------------------------------------------
 
-_HAPPENED = {"error": "stopped", "skip": "left out", "keep": "taken"}
 _WOULD = {"error": "stops it", "skip": "would be left out", "keep": "would be taken"}
 _REMEDIES = {"skip": "leaves them out", "keep": "takes them"}
 
 
 def _findings(findings: Mapping[str, Json], *, refused: bool) -> list[dict[str, object]]:
-    words = _WOULD if refused else _HAPPENED
+    words = _WOULD if refused else HAPPENED
     return [
         {
             "kind": kind,
@@ -205,29 +193,10 @@ def _sheets(dataset: Dataset) -> dict[str, object]:
     }
 
 
-def fit_tiles(num_rows: int, image_size: int) -> tuple[int, int]:
-    """Choose how images are shown so that a page stays small enough to open.
-
-    Args:
-        num_rows: rows of images on the page, >= 1.
-        image_size: pixels of an image in the data set.
-
-    Returns:
-        Pixels of an image on the page and images a row.
-    """
-    sides = [min(side, image_size) for side in _SIDES]
-    for side in sides:
-        if num_rows * _PER_CLASS * side**2 <= _SHEET_PIXELS:
-            return side, _PER_CLASS
-    fitting = _SHEET_PIXELS // (num_rows * sides[-1] ** 2)
-    return sides[-1], max(1, fitting)
-
-
 def _strip(
     dataset: Dataset, domain: str, span: Sequence[int], per_class: int, side: int
 ) -> dict[str, object]:
-    content = io.BytesIO()
-    strip(dataset, domain, span, per_class, side).save(content, "PNG")
+    png = as_png(strip(dataset, domain, span, per_class, side))
     present = set(dataset.labels(domain, "train").tolist())
     classes = [{"name": dataset.classes[label], "images": label in present} for label in span]
     return {
@@ -235,7 +204,7 @@ def _strip(
         "first": dataset.classes[span[0]],
         "last": dataset.classes[span[-1]],
         "classes": classes,
-        "png": base64.b64encode(content.getvalue()).decode(),
+        "png": base64.b64encode(png).decode(),
     }
 
 

@@ -1,15 +1,39 @@
 """The `data` section of a run's configuration."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
 
-from raysim.data.findings import Policy
+from raysim.data.findings import Policy, resolve_policies
 from raysim.data.partition_kinds import DomainDirichlet, PartitionSettings
+from raysim.data.places import check_text, is_uri
+from raysim.errors import ConfigError
 from raysim.settings import Settings
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _absolute(root: str) -> str:
+    """Make a path mean the same in every working directory; URIs do already."""
+    if not root:
+        raise ConfigError("data.root: is empty: give a folder, or null for none")
+    check_text(root)
+    return root if is_uri(root) else os.path.abspath(os.path.expanduser(root))
+
+
+def _as_list(names: object) -> object:
+    """Take one name for a list of one."""
+    return (names,) if isinstance(names, str) else names
+
+
+def _of_known_kinds(policy: dict[str, Policy]) -> dict[str, Policy]:
+    try:
+        resolve_policies(policy)
+    except ConfigError as error:
+        raise ConfigError(f"data.{error}") from None
+    return policy
 
 
 class SplitSettings(Settings):
@@ -50,20 +74,22 @@ class DataSettings(Settings):
 
     name: str = "digits_mini"
     """Data set; `raysim data list` names them."""
-    root: str | None = None
+    root: Annotated[str, AfterValidator(_absolute)] | None = None
     """Folder or URI of prepared data, or folder of the data as people have it; embedded data sets
     need none."""
     classes: str | tuple[str, ...] | None = None
     """Classes to read, in the order of their labels, or the name of a subset; null takes all."""
     cache: Path | None = None
     """Where data that is not prepared yet is prepared; null is the user's cache folder."""
-    policy: dict[str, Policy] = Field(default_factory=dict)
+    policy: Annotated[dict[str, Policy], AfterValidator(_of_known_kinds)] = Field(
+        default_factory=dict
+    )
     """What happens to findings of a kind while preparing; `raysim data kinds` names them."""
     clients: PositiveInt = 20
     """Number of clients."""
     partition: PartitionSettings = DomainDirichlet()
     """How examples are dealt to clients."""
-    unseen: tuple[str, ...] = ()
+    unseen: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
     """Domains that no client trains on; each is tested as a new client."""
     split: SplitSettings = SplitSettings()
     """How a domain's images are split."""

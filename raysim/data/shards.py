@@ -11,6 +11,8 @@ from raysim.data import dealing
 from raysim.data.dealing import Counts
 
 SPLITS = ("train", "val", "test")
+HELD_OUT = ("val", "test")
+"""The splits that models are tested on."""
 
 
 class Labelled(Protocol):
@@ -59,11 +61,6 @@ class Shard:
         """Return the number of training images over all domains."""
         return sum(len(rows) for rows in self.train.values())
 
-    @property
-    def num_test(self) -> int:
-        """Return the number of test images over all domains."""
-        return sum(len(rows) for rows in self.test.values())
-
 
 @dataclass(frozen=True)
 class Partition:
@@ -71,7 +68,8 @@ class Partition:
 
     Attributes:
         shards: one a client; the position is the client id.
-        guests: one an unseen domain, with all of its images; their ids follow the clients'.
+        guests: one a domain that no client trains on, with all of its images, in the order of the
+            domain ids; their ids follow the clients'.
     """
 
     shards: tuple[Shard, ...]
@@ -80,6 +78,15 @@ class Partition:
     def holders(self, with_guests: bool) -> tuple[Shard, ...]:
         """Return the clients' shards, and after them the guests' if they are wanted."""
         return self.shards + self.guests if with_guests else self.shards
+
+    def unseen(self, domains: Sequence[str]) -> tuple[str, ...]:
+        """Return the names of the domains that no client trains on, in the order of their ids.
+
+        Args:
+            domains: names by domain id.
+        """
+        seen = {domain for shard in self.shards for domain in shard.train}
+        return tuple(name for domain, name in enumerate(domains) if domain not in seen)
 
     def digest(self) -> str:
         """Return the sha256 (hex) of all positions by client, split and domain, in this order."""

@@ -5,6 +5,8 @@ Images of equal pixels count as one in every cut but the official one: they end 
 Shape suffixes: N rows.
 """
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,14 @@ from raysim.errors import ConfigError, DataError
 from raysim.seeds import Stream, generator
 
 Rows = NDArray[np.int64]
+
+
+def has_official(splits: Collection[str]) -> bool:
+    """Tell whether a domain with these splits needs no cut: it has a part to train and one to test.
+
+    A part held out as "val" tests where there is no "test".
+    """
+    return "train" in splits and not {"val", "test"}.isdisjoint(splits)
 
 
 def cut(
@@ -46,13 +56,13 @@ def cut(
         ConfigError: test and val ask for more than there is.
     """
     known = {split: np.flatnonzero(official == split) for split in SPLITS}
+    is_official = has_official([split for split, rows in known.items() if len(rows)])
     if not len(known["test"]):  # folders train/ and val/: what is held out tests
         known["test"], known["val"] = known["val"], known["test"]
-    has_official = bool(len(known["train"]) and len(known["test"]))
     kind = settings.kind
     if kind == "auto":
-        kind = "official" if has_official else "stratified"
-    if kind == "official" and not has_official:
+        kind = "official" if is_official else "stratified"
+    if kind == "official" and not is_official:
         raise DataError(
             f"{where}: no official train and test split; "
             "choose data.split.kind=stratified, holdout or mod10"
@@ -77,8 +87,16 @@ def cut(
         found = found | {"train": train[_take(labels[train], groups[train], settings.use, rng)]}
     for split in ("train", "test"):
         if not len(found[split]):
-            raise DataError(f"{where}: {len(labels)} images leave none to {split}: see data.split")
+            raise DataError(f"{where}: {_few(groups)} leave none to {split}: see data.split")
     return found
+
+
+def _few(groups: Rows) -> str:
+    """Say of how many images a cut is made."""
+    different = len(np.unique(groups))
+    if different == len(groups):
+        return f"{len(groups)} images"
+    return f"{len(groups)} images, {different} of them different (equal ones stay together),"
 
 
 def _hold_out_val(

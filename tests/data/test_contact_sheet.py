@@ -1,11 +1,13 @@
-from pathlib import Path
+import io
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from raysim.data.contact_sheet import GAP, draw, shown_side, strip
+from raysim.data.contact_sheet import GAP, draw, fit_tiles, shown_side, strip
 from raysim.data.datasets import open_dataset
 from raysim.data.settings import DataSettings
+from tests.data.test_report import in_memory
 
 
 def test_strips_hold_the_first_images_of_each_class() -> None:
@@ -44,11 +46,39 @@ def test_small_images_are_enlarged_by_whole_factors() -> None:
     assert [shown_side(size) for size in (8, 28, 32, 64, 224)] == [64, 56, 64, 64, 224]
 
 
-def test_a_drawn_sheet_replaces_the_old_one_whole(tmp_path: Path) -> None:
-    path = tmp_path / "sheet.png"
-    path.write_text("old")
-    draw(open_dataset(DataSettings()), path, per_class=1)
-    with Image.open(path) as image:
-        image.load()
+@pytest.mark.parametrize(
+    ("num_rows", "image_size", "expected"),
+    [
+        (40, 32, (32, 8)),  # digits
+        (28, 224, (64, 8)),  # 4 x 7: PACS
+        (4 * 65, 224, (32, 8)),  # Office-Home
+        (6 * 345, 224, (32, 2)),  # DomainNet
+        (100_000, 64, (32, 1)),
+        (6 * 345, 28, (28, 2)),  # never enlarged
+    ],
+)
+def test_pictures_shrink_before_they_get_fewer(
+    num_rows: int, image_size: int, expected: tuple[int, int]
+) -> None:
+    assert fit_tiles(num_rows, image_size) == expected
+
+
+def test_a_sheet_has_the_first_images_of_every_class_of_every_domain() -> None:
+    """Red is the domain, green the class, blue the row; 8 px are shown as 64."""
+    dataset = in_memory([[16, 4], [4, 20]], classes=("dog", "cat"))
+    with Image.open(io.BytesIO(draw(dataset))) as image:
         assert image.format == "PNG"
-    assert list(tmp_path.iterdir()) == [path]
+        colours, counts = np.unique(np.asarray(image).reshape(-1, 3), axis=0, return_counts=True)
+    shown = dict(zip(map(tuple, colours.tolist()), counts.tolist(), strict=True))
+    rows = {
+        (domain, label): [colour[2] for colour in shown if colour[:2] == (domain, label)]
+        for domain in (0, 1)
+        for label in (0, 1)
+    }
+    assert rows == {  # every fourth row tests
+        (0, 0): [0, 1, 2, 4, 5, 6, 8, 9, 10, 12],
+        (0, 1): [16, 17, 18],
+        (1, 0): [0, 1, 2],
+        (1, 1): [4, 5, 6, 8, 9, 10, 12, 13, 14, 16],
+    }
+    assert {shown[(*place, row)] for place, found in rows.items() for row in found} == {64 * 64}

@@ -1,5 +1,6 @@
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -7,10 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from raysim.data.contact_sheet import draw
 from raysim.data.datasets import EMBEDDED, Dataset
 from raysim.data.datasets import open_dataset as open_settings
+from raysim.data.encoded import EncodedFile, class_names
+from raysim.data.prepared import MANIFEST, DomainEntry, Manifest, content_hash
 from raysim.data.settings import DataSettings
+from raysim.data.sources import SOURCES
 from raysim.errors import ConfigError, DataError
 
 DOMAINS = ("mnist", "optdigits", "mnist_m", "syn")
@@ -36,9 +39,15 @@ def write_domain(
     pq.write_table(pa.table(columns), folder / f"{domain}.parquet", row_group_size=2)
 
 
-def write_all(root: Path, labels: list[int], names: list[str]) -> None:
+def write_all(folder: Path, labels: list[int], names: list[str]) -> None:
     for domain in DOMAINS:
-        write_domain(root / "digits_mini", domain, labels, names)
+        write_domain(folder, domain, labels, names)
+
+
+def of_files(folder: Path) -> Dataset:
+    files = tuple(EncodedFile(folder / f"{domain}.parquet") for domain in DOMAINS)
+    settings = DataSettings(image_size=8)
+    return Dataset("toy", files, DOMAINS, class_names(files), "0" * 64, settings)
 
 
 def test_embedded_data_opens_without_a_root() -> None:
@@ -86,7 +95,7 @@ def test_other_sizes_are_resized_bilinearly() -> None:
 def test_splits_are_positions_among_rows_of_the_split(tmp_path: Path) -> None:
     """Rows 0..6 with values 0..6: test is every third, over row groups of two."""
     write_all(tmp_path, [0, 1, 0, 1, 0, 1, 0], list("abababa"))
-    dataset = open_dataset("digits_mini", str(tmp_path), image_size=8)
+    dataset = of_files(tmp_path)
     assert dataset.classes == ("a", "b")
     assert dataset.labels("syn", "test").tolist() == [0, 1, 0]
     images = dataset.examples("syn", "train", np.array([3, 0])).images
@@ -96,8 +105,8 @@ def test_splits_are_positions_among_rows_of_the_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
 def test_stored_images_of_any_mode_become_rgb(tmp_path: Path, mode: str) -> None:
     write_all(tmp_path, [0, 1], ["a", "b"])
-    write_domain(tmp_path / "digits_mini", "syn", [0, 1], ["a", "b"], image=encoded(77, mode=mode))
-    image = open_dataset("digits_mini", str(tmp_path), image_size=8).examples("syn", "test").images
+    write_domain(tmp_path, "syn", [0, 1], ["a", "b"], image=encoded(77, mode=mode))
+    image = of_files(tmp_path).examples("syn", "test").images
     with Image.open(io.BytesIO(encoded(77, mode=mode))) as expected:
         np.testing.assert_array_equal(image[0].transpose(1, 2, 0), expected.convert("RGB"))
 
@@ -107,43 +116,61 @@ def test_unknown_name_names_the_nearest() -> None:
         open_dataset("digit_mini")
 
 
-def test_root_without_the_data_says_that_it_is_embedded(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"leave data\.root out"):
+def test_a_root_for_what_is_part_of_the_package_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"leave data\.root out: digits_mini is part of"):
         open_dataset("digits_mini", str(tmp_path))
+
+
+def test_a_root_of_raw_files_names_the_command_that_prepares_them(tmp_path: Path) -> None:
+    root = tmp_path / "my images"
+    root.mkdir()
+    settings = DataSettings(name="domainnet", root=str(root), classes="fdse10", image_size=64)
+    with pytest.raises(DataError) as caught:
+        open_settings(settings)
+    words = f"`raysim data prepare domainnet --root '{root}' --out FOLDER --size 64"
+    assert f"{words} --classes fdse10`" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["pets", "pacs"])
+def test_data_that_has_moved_is_asked_for(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError) as caught:
+        open_dataset(name, str(tmp_path / "gone"))
+    assert f"data.root={tmp_path}/gone: nothing is there; prepared data was" in str(caught.value)
+    assert "data.root=FOLDER says where it is now" in str(caught.value)
 
 
 def test_missing_domain_file_is_named(tmp_path: Path) -> None:
     write_all(tmp_path, [0, 1], ["a", "b"])
-    (tmp_path / "digits_mini" / "syn.parquet").unlink()
+    (tmp_path / "syn.parquet").unlink()
     with pytest.raises(DataError, match=r"syn\.parquet"):
-        open_dataset("digits_mini", str(tmp_path))
+        of_files(tmp_path)
 
 
 def test_domains_must_agree_on_class_names(tmp_path: Path) -> None:
     write_all(tmp_path, [0, 1], ["a", "b"])
-    write_domain(tmp_path / "digits_mini", "syn", [0, 1], ["b", "a"])
+    write_domain(tmp_path, "syn", [0, 1], ["b", "a"])
     with pytest.raises(DataError, match="label 0 is 'b' here and 'a' elsewhere"):
-        open_dataset("digits_mini", str(tmp_path))
+        of_files(tmp_path)
 
 
 def test_labels_must_have_no_gaps(tmp_path: Path) -> None:
     write_all(tmp_path, [0, 2], ["a", "c"])
     with pytest.raises(DataError, match="without gaps"):
-        open_dataset("digits_mini", str(tmp_path))
+        of_files(tmp_path)
 
 
 def test_missing_column_is_named(tmp_path: Path) -> None:
     write_all(tmp_path, [0, 1], ["a", "b"])
-    path = tmp_path / "digits_mini" / "syn.parquet"
+    path = tmp_path / "syn.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["split"]), path)
     with pytest.raises(DataError, match=r"syn\.parquet: no column split"):
-        open_dataset("digits_mini", str(tmp_path)).labels("syn", "train")
+        of_files(tmp_path).labels("syn", "train")
 
 
 def test_broken_image_names_file_and_row(tmp_path: Path) -> None:
     write_all(tmp_path, [0, 1], ["a", "b"])
-    write_domain(tmp_path / "digits_mini", "syn", [0, 1], ["a", "b"], image=b"no image")
-    dataset = open_dataset("digits_mini", str(tmp_path))
+    write_domain(tmp_path, "syn", [0, 1], ["a", "b"], image=b"no image")
+    dataset = of_files(tmp_path)
     with pytest.raises(DataError, match=r"syn\.parquet, row 0: not a readable image"):
         dataset.examples("syn", "train")
 
@@ -162,25 +189,78 @@ def test_unknown_domain_and_split_are_refused() -> None:
         dataset.labels("mnist", "trian")
 
 
-def test_contact_sheet_shows_every_domain(tmp_path: Path) -> None:
-    """Each class's colour is found on the sheet, and more examples make it wider."""
-    write_all(tmp_path, [0, 1, 0, 1, 0, 1], list("ababab"))
-    dataset = open_dataset("digits_mini", str(tmp_path), image_size=8)
-    draw(dataset, tmp_path / "one.png", per_class=1)
-    draw(dataset, tmp_path / "two.png", per_class=2)
-    with Image.open(tmp_path / "one.png") as one, Image.open(tmp_path / "two.png") as two:
-        assert one.format == "PNG"
-        assert two.width == one.width + 2 * 66  # two blocks, a tile of 64 and its gap each
-        colours = set(map(tuple, np.asarray(two).reshape(-1, 3).tolist()))
-    assert {(1, 0, 0), (2, 0, 0), (4, 0, 0), (5, 0, 0)} <= colours
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits_mini", "one.png", "two.png"]
+def test_counts_go_by_class_and_domain(tmp_path: Path) -> None:
+    """Of seven rows, the first, fourth and seventh test."""
+    for domain, labels in zip(DOMAINS, ([0, 1], [0] * 7, [1, 1, 0, 0], [1, 0, 1]), strict=True):
+        write_domain(tmp_path, domain, labels, ["ab"[label] for label in labels])
+    dataset = of_files(tmp_path)
+    assert dataset.counts("train").tolist() == [[0, 4, 1, 1], [1, 0, 1, 1]]
+    assert dataset.counts("test").tolist() == [[1, 3, 1, 0], [0, 0, 1, 1]]
+    assert dataset.counts("val").tolist() == [[0] * 4] * 2
 
 
-def test_contact_sheet_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    dataset = open_dataset("digits_mini")
-    with pytest.raises(DataError, match="cannot write"):
-        draw(dataset, tmp_path / "missing" / "sheet.png", per_class=1)
-    (tmp_path / "folder.png").mkdir()
-    with pytest.raises(DataError, match="cannot write"):
-        draw(dataset, tmp_path / "folder.png", per_class=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
+# ---- data that was prepared for other settings -----------------------------------------------
+
+FDSE10 = SOURCES["domainnet"].subsets["fdse10"]
+
+
+def prepared(folder: Path, classes: tuple[str, ...], reader: str = "domainnet") -> Path:
+    """Write the manifest of a folder with one domain, whose file is empty."""
+    counts = dict.fromkeys(classes, 0)
+    entry = DomainEntry(
+        name="real", images=0, splits={}, classes=counts, file="a.arrow", sha256="0", num_bytes=0
+    )
+    (folder / "a.arrow").touch()
+    manifest = Manifest(
+        name="domainnet",
+        size=16,
+        classes=classes,
+        domains=(entry,),
+        sha256=content_hash("domainnet", 16, classes, [entry]),
+        source={"reader": reader, "root": "/raw images"},
+    )
+    (folder / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")
+    return folder
+
+
+def open_domainnet(root: Path, **more: Any) -> Dataset:
+    settings = {"name": "domainnet", "root": str(root), "image_size": 16} | more
+    return open_settings(DataSettings.model_validate(settings))
+
+
+@pytest.mark.parametrize("reader", ["domainnet", "parquet"])
+def test_the_name_of_a_subset_stands_for_its_classes(tmp_path: Path, reader: str) -> None:
+    root = prepared(tmp_path, FDSE10, reader)
+    for classes in ("fdse10", FDSE10, None):
+        assert open_domainnet(root, classes=classes).classes == FDSE10
+
+
+def test_other_classes_than_were_prepared_are_refused(tmp_path: Path) -> None:
+    root = prepared(tmp_path, (*FDSE10, "dragon"), "parquet")
+    again = "raysim data prepare parquet --root '/raw images' --out FOLDER --size 16"
+    for classes, words in (("fdse10", "fdse10"), (["bird", "tiger"], "bird,tiger")):
+        with pytest.raises(ConfigError) as caught:
+            open_domainnet(root, classes=classes)
+        assert "was prepared with 11 classes (" in str(caught.value)
+        assert f"`{again} --name domainnet --classes {words}`" in str(caught.value)
+
+
+def test_classes_in_another_order_are_other_labels(tmp_path: Path) -> None:
+    root = prepared(tmp_path, ("a", "b"))
+    with pytest.raises(ConfigError, match=r"with 2 classes \(a, b\), not with 2 classes \(b, a\)"):
+        open_domainnet(root, classes=["b", "a"])
+
+
+@pytest.mark.parametrize(("word", "hint"), [("fdse1", "did you mean 'fdse10'"), ("zzz", "known:")])
+def test_a_subset_that_is_not_there_is_refused(tmp_path: Path, word: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"domainnet has no subset '{word}'; {hint}"):
+        open_domainnet(prepared(tmp_path, FDSE10), classes=word)
+
+
+def test_prepared_images_are_not_enlarged(tmp_path: Path) -> None:
+    root = prepared(tmp_path, FDSE10)
+    assert open_domainnet(root, image_size=8).image_size == 8
+    with pytest.raises(ConfigError) as caught:
+        open_domainnet(root, image_size=17)
+    assert f"data.image_size=17: {root} was prepared at 16 px" in str(caught.value)
+    assert "--out FOLDER --size 17`" in str(caught.value)

@@ -8,18 +8,18 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from raysim.data import dealing
-from raysim.data.partition import (
+from raysim.data.partition import make_partition
+from raysim.data.partition_kinds import (
     AnyPartition,
     DomainDirichlet,
     DomainsPerClient,
     FromFile,
     Heterogeneous,
     Iid,
-    Partition,
     PartitionSettings,
     SingleDomain,
-    make_partition,
 )
+from raysim.data.shards import Partition
 from raysim.errors import ConfigError
 
 Counts = NDArray[np.int64]
@@ -227,6 +227,26 @@ def test_unseen_domains_have_no_owner_and_the_others_keep_their_ids(kind: AnyPar
         check(partition, dataset, 10, covered="acd")
 
 
+def test_domains_that_nobody_trains_on_have_guests_with_all_of_their_images() -> None:
+    dataset = FakeDataset((400, 420, 440, 460), has_val=True)
+    kind = SingleDomain(counts={"a": 1, "b": 0, "d": 2})
+    for unseen in ((), ("b",)):
+        partition = make_partition(dataset, kind, 3, 0, unseen)
+        assert partition.unseen(dataset.domains) == ("b", "c")
+        held = [
+            {
+                split: {d: len(rows) for d, rows in of.items()}
+                for split, of in guest.by_split.items()
+            }
+            for guest in partition.guests
+        ]
+        assert held == [
+            {"train": {1: 420}, "val": {1: 210}, "test": {1: 105}},
+            {"train": {2: 440}, "val": {2: 220}, "test": {2: 110}},
+        ]
+    assert make_partition(dataset, Iid(), 3, 0).guests == ()
+
+
 # ---- what each kind means --------------------------------------------------------------------
 
 
@@ -344,7 +364,7 @@ def test_fractions_are_the_papers_numbers() -> None:
     kind = SingleDomain(counts={"a": 3, "b": 7, "c": 6}, fraction=0.01)
     shards = make_partition(dataset, kind, 16, 0).shards
     assert [shard.num_train for shard in shards] == [600] * 3 + [72] * 7 + [732] * 6
-    assert [shard.num_test for shard in shards[:3]] == [5000] * 3
+    assert [len(shard.test[0]) for shard in shards[:3]] == [5000] * 3
 
 
 def test_swapping_brings_missing_classes_from_unused_images_and_from_other_clients() -> None:

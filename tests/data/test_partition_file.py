@@ -7,15 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raysim.data.partition import (
-    AnyPartition,
-    DomainDirichlet,
-    FromFile,
-    Iid,
-    SingleDomain,
-    make_partition,
-)
+from raysim.data.partition import make_partition
 from raysim.data.partition_file import read_partition, write_partition
+from raysim.data.partition_kinds import AnyPartition, DomainDirichlet, FromFile, Iid, SingleDomain
 from raysim.errors import ConfigError, DataError
 
 
@@ -178,8 +172,10 @@ def test_unseen_domains_may_not_be_listed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.unseen: no domain 'x'"):
         make_partition(numbered(8), FromFile(path=str(path)), 2, 0, unseen=["x"])
     write(path, "a/0.png,train,0", "a/1.png,train,1")
-    shards = make_partition(numbered(8), FromFile(path=str(path)), 2, 0, unseen=["b"]).shards
-    assert [list(shard.train) for shard in shards] == [[0], [0]]
+    for unseen in (["b"], []):  # asked for, or because no row of the file has it
+        partition = make_partition(numbered(8), FromFile(path=str(path)), 2, 0, unseen)
+        assert [list(shard.train) for shard in partition.shards] == [[0], [0]]
+        assert [list(guest.train) for guest in partition.guests] == [[1]]
 
 
 def test_a_partition_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from raysim.data.findings import Findings, resolve_policies
 from raysim.data.heat_map import LEVELS, heat_map
 from raysim.data.partition import make_partition
 from raysim.data.partition_kinds import DomainDirichlet
-from raysim.data.report import fit_tiles, render, render_refused, write_report
+from raysim.data.report import render, render_refused, write_report
 from raysim.data.settings import DataSettings
 from raysim.data.shards import Partition, Shard
 from raysim.errors import DataError
@@ -260,23 +260,6 @@ def test_many_classes_are_folded_away_but_there() -> None:
     assert [tag for tag, _ in page.tags].count("details") == 2
     assert "class 40 to class 44" in page.words
     assert all(name in page.words for name in classes)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "image_size", "expected"),
-    [
-        (40, 32, (32, 8)),  # digits
-        (28, 224, (64, 8)),  # 4 x 7: PACS
-        (4 * 65, 224, (32, 8)),  # Office-Home
-        (6 * 345, 224, (32, 2)),  # DomainNet
-        (100_000, 64, (32, 1)),
-        (6 * 345, 28, (28, 2)),  # never enlarged
-    ],
-)
-def test_pictures_shrink_before_they_get_fewer(
-    num_rows: int, image_size: int, expected: tuple[int, int]
-) -> None:
-    assert fit_tiles(num_rows, image_size) == expected
 
 
 # ---- clients ---------------------------------------------------------------------------------

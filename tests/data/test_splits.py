@@ -148,6 +148,8 @@ def test_what_cannot_be_cut_is_refused() -> None:
         cut_rows([0] * 10, SplitSettings(kind="official"), ["train"] * 10)
     with pytest.raises(DataError, match="toy: a: 1 images leave none to test"):
         cut_rows([0], SplitSettings(kind="mod10"))
+    with pytest.raises(DataError, match=r"10 images, 1 of them different .* leave none to test"):
+        cut_rows([0] * 10, SplitSettings(), groups=[3] * 10)
     with pytest.raises(ConfigError, match="below 1"):
         cut_rows([0] * 10, SplitSettings(kind="holdout", test=0.6, val=0.4))
 

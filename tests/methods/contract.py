@@ -17,7 +17,7 @@ import pytest
 from raysim.aggregation import Partial
 from raysim.checkpoint import latest_checkpoint, save_checkpoint
 from raysim.config import RunConfig
-from raysim.data.partition import Shard
+from raysim.data.shards import Shard
 from raysim.evaluation import eval_units
 from raysim.host import Host
 from raysim.messages import EvalSum, Snapshot, Update

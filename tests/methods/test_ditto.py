@@ -58,10 +58,10 @@ def test_personal_models_stay_private_and_have_statistics_of_their_own() -> None
     dataset, partition = dealt(config)
     weights = Server(config, len(dataset.classes), len(dataset.domains)).weights()
     host = Host(config, {c: partition.shards[c] for c in (0, 1)})
-    partial, reports = host.run_phase(0, "fit", [0, 1], weights, {})
+    partial, report = host.run_phase(0, "fit", [0, 1], weights, {})
     host.commit()
     assert set(partial.sums) == set(weights)
-    assert all("personal_loss" in r.metrics for r in reports)
+    assert all("personal_loss" in r.metrics for r in report.clients)
     states = host.snapshot()
     means = [states[c]["personal/body.conv1.norm.running_mean"] for c in (0, 1)]
     assert set(states[0]) == {f"personal/{name}" for name in weights}

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from methods.fdse import FDSE, adapt, attention, consensus_step, measure, min_norm_weights, mix
+import raysim.consensus
+from methods.fdse import FDSE, adapt, measure
 from raysim.aggregation import NonFiniteError, Partial
 from raysim.config import LocalSettings
+from raysim.consensus import attention, consensus_step, min_norm_weights, mix
 from raysim.consistency import Consistency, channel_statistics, depth_weights, layer_consistency
 from raysim.executor import InProcessExecutor
 from raysim.method import ServerState, ServerView
@@ -511,3 +513,12 @@ def test_a_batch_of_one_trains():
         loss = FDSE()._regularised(fake, regulariser)(batch)  # type: ignore[arg-type]
     loss.backward()
     assert torch.isfinite(loss)
+
+
+def test_consensus_in_parts_is_the_consensus_of_the_whole(monkeypatch):
+    draw = generator(0, Stream.METHOD, 1)
+    old = draw.normal(size=(7, 5)).astype(np.float32)
+    trained = [old + draw.normal(size=old.shape).astype(np.float32) for _ in range(4)]
+    whole = consensus_step(old, trained)
+    monkeypatch.setattr(raysim.consensus, "CONSENSUS_VALUES", 12)  # three columns at a time
+    np.testing.assert_allclose(consensus_step(old, trained), whole, rtol=1e-12)

@@ -16,12 +16,12 @@ def test_only_the_head_goes_up_and_only_the_rest_is_kept(tmp_path: Path) -> None
     dataset, partition = dealt(config)
     initial = state_arrays(build_skeleton(config, len(dataset.classes), torch.device("cpu")))
     host = Host(config, {c: partition.shards[c] for c in (0, 1)})
-    partial, reports = host.run_phase(0, "fit", [0, 1], initial, {})
+    partial, report = host.run_phase(0, "fit", [0, 1], initial, {})
     host.commit()
     assert set(partial.sums) == HEAD
     assert all(set(state) == set(initial) - HEAD for state in host.snapshot().values())
     head_bytes = num_bytes({n: initial[n] for n in HEAD})
-    assert [r.bytes_up for r in reports] == [head_bytes] * 2
+    assert [r.bytes_up for r in report.clients] == [head_bytes] * 2
 
     run = run_toy(config, tmp_path)
     assert run.summary["bytes_down"] == run.summary["bytes_up"] == 2 * 4 * head_bytes

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from numpy.typing import NDArray
 
-from raysim.data.prepared import DomainEntry, batch_rows, schema
-from raysim.data.preparing.staging import Chunk, Rows, aside, read_rows, read_table, write_aside
+from raysim.data.prepared import DomainCounts, DomainEntry, batch_rows, schema
+from raysim.data.preparing.staging import Chunk, Rows, read_rows, read_table
+from raysim.files import aside, write_aside
 
 _BLOCK_BYTES = 2**22
 
@@ -58,25 +59,31 @@ def rows_of(chunks: Sequence[Chunk]) -> Rows:
 
 
 def write_domain(
-    path: Path, chunks: Sequence[Chunk], keep: NDArray[np.bool_], size: int
-) -> tuple[str, int]:
-    """Write a domain's file, a chunk in memory at a time.
+    folder: Path,
+    counts: DomainCounts,
+    chunks: Sequence[Chunk],
+    keep: NDArray[np.bool_],
+    size: int,
+) -> DomainEntry:
+    """Write a domain's file, a chunk in memory at a time, and name it after its content.
 
     Args:
-        path: the file.
+        folder: where the file goes.
+        counts: what the domain holds.
         chunks: of the domain, in order.
         keep: bool [N] over the rows of all chunks.
         size: height and width of the images.
-
-    Returns:
-        sha256 and size in bytes of the file.
     """
+    path = folder / "domain.arrow"
     with aside(path) as file:
         hashed = _HashedFile(file)
         with pa.ipc.new_file(pa.PythonFile(hashed, "w"), schema(size)) as writer:
             for batch in _batches(_kept(chunks, keep), batch_rows(size)):
                 writer.write_batch(batch)
-    return hashed.sha.hexdigest(), hashed.num_bytes
+    sha256 = hashed.sha.hexdigest()
+    name = file_name(counts.name, sha256)
+    path.replace(folder / name)
+    return DomainEntry(**dict(counts), file=name, sha256=sha256, num_bytes=hashed.num_bytes)
 
 
 def _kept(chunks: Iterable[Chunk], keep: NDArray[np.bool_]) -> Iterator[pa.Table]:
@@ -107,10 +114,10 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return table.combine_chunks().to_batches()[0]
 
 
-def domain_entry(
+def count_rows(
     domain: str, rows: Rows, keep: NDArray[np.bool_], classes: Sequence[str]
-) -> DomainEntry:
-    """Count a domain's images; its file is not known yet.
+) -> DomainCounts:
+    """Count a domain's images.
 
     Args:
         domain: its name.
@@ -120,30 +127,18 @@ def domain_entry(
     """
     counts = np.bincount(rows.labels[keep], minlength=len(classes)).tolist()
     splits = Counter(split for split, stays in zip(rows.splits, keep, strict=True) if stays)
-    return DomainEntry(
+    return DomainCounts(
         name=domain,
-        file="",
-        sha256="",
-        num_bytes=0,
         images=int(keep.sum()),
         splits=dict(sorted(splits.items())),
         classes=dict(zip(classes, counts, strict=True)),
     )
 
 
-def file_names(domains: Iterable[str]) -> dict[str, str]:
-    """Return a file name for each domain: ASCII without spaces, unique even without case."""
-    taken: set[str] = set()
-    names = {}
-    for domain in domains:
-        stem = re.sub(r"[^A-Za-z0-9_-]+", "_", domain).strip("_")[:100] or "domain"
-        number, name = 1, stem
-        while name.lower() in taken:
-            number += 1
-            name = f"{stem}-{number}"
-        taken.add(name.lower())
-        names[domain] = f"{name}.arrow"
-    return names
+def file_name(domain: str, sha256: str) -> str:
+    """Return the name of a domain's file: ASCII in lower case, another one for other content."""
+    stem = re.sub(r"[^a-z0-9_-]+", "_", domain.lower()).strip("_")[:100] or "domain"
+    return f"{stem}-{sha256[:16]}.arrow"
 
 
 class Target(Protocol):
@@ -186,7 +181,7 @@ class LocalTarget:
 
 
 class RemoteTarget:
-    """A folder of any file system that Arrow knows; what fails on its way is removed."""
+    """A folder of any file system that Arrow knows."""
 
     def __init__(self, files: pafs.FileSystem, path: str) -> None:
         """Make the folder, where the file system has such.
@@ -199,13 +194,20 @@ class RemoteTarget:
         files.create_dir(path, recursive=True)
 
     def put(self, path: Path, name: str) -> None:
-        """Upload a file."""
-        with path.open("rb") as source:
-            self._upload(name, iter(lambda: source.read(_BLOCK_BYTES), b""))
+        """Upload a file; what fails on its way is removed."""
+        try:
+            with path.open("rb") as source, self._opened(name) as stream:
+                while block := source.read(_BLOCK_BYTES):
+                    stream.write(block)
+        except BaseException:  # closing the stream may have made a short file of it
+            with suppress(OSError):
+                self.remove(name)
+            raise
 
     def write(self, name: str, text: str) -> None:
-        """Upload a text file."""
-        self._upload(name, [text.encode()])
+        """Upload a text file; where that fails, most file systems keep a former one."""
+        with self._opened(name) as stream:
+            stream.write(text.encode())
 
     def remove(self, name: str) -> None:
         """Delete a file, if it is there."""
@@ -213,12 +215,5 @@ class RemoteTarget:
         if self._files.get_file_info(where).type == pafs.FileType.File:
             self._files.delete_file(where)
 
-    def _upload(self, name: str, blocks: Iterable[bytes]) -> None:
-        try:
-            with self._files.open_output_stream(f"{self._path}/{name}") as stream:
-                for block in blocks:
-                    stream.write(block)
-        except BaseException:  # closing the stream may have made a short file of it
-            with suppress(OSError):
-                self.remove(name)
-            raise
+    def _opened(self, name: str) -> pa.NativeFile:
+        return self._files.open_output_stream(f"{self._path}/{name}")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from raysim.data.datasets import resize
+from raysim.data.images import resize
 from raysim.data.prepared import ID_BYTES
 
 MAX_PIXELS = 2**26

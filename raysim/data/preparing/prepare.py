@@ -8,7 +8,6 @@ manifest last. Interrupted, the same call goes on from the chunks that are done.
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,36 +16,32 @@ import pyarrow.fs as pafs
 
 from raysim.data.findings import KINDS, Policy
 from raysim.data.listing import Listing
+from raysim.data.places import cache_folder, filesystem
 from raysim.data.prepared import (
     MANIFEST,
     DomainEntry,
     Manifest,
     check_files,
     content_hash,
-    filesystem,
     read_manifest,
 )
 from raysim.data.preparing import staging
-from raysim.data.preparing.assembling import (
-    LocalTarget,
-    RemoteTarget,
-    Target,
-    domain_entry,
-    file_names,
-    write_domain,
-)
+from raysim.data.preparing.assembling import LocalTarget, RemoteTarget, Target, write_domain
+from raysim.data.preparing.foreign import check_result
 from raysim.data.preparing.staging import Chunk
-from raysim.data.preparing.survey import Job, Survey, complaints, make_job, report, survey
+from raysim.data.preparing.survey import Job, Survey, complaints, make_job, report, take_survey
 from raysim.data.preparing.workers import decode_chunks
-from raysim.errors import ConfigError, DataError
+from raysim.errors import DataError
 
 REPORT = "report.json"
-"""What was found and counted, beside the manifest; the only file that bad input leaves."""
+"""What was found and counted, beside the manifest."""
+REFUSED = "refused.json"
+"""The same of input that was refused; the only file that it leaves."""
+CHUNK_RECORDS = 1024
+"""Images that a process decodes at a time; a process that is killed loses no more."""
 Progress = Callable[[int, int], None]
 """Called with the images done and all images; the first call counts what an earlier one did."""
 _PARTIAL = ".partial"
-_FORMER = "former.json"
-_MAX_SIZE = 4096
 
 
 class FaultyData(DataError):
@@ -56,6 +51,10 @@ class FaultyData(DataError):
         """Keep the findings by kind, as `Findings.as_json` returns them."""
         super().__init__(message)
         self.findings = findings
+
+
+class Unwritable(DataError):
+    """The place of the result cannot be written."""
 
 
 def prepare(
@@ -68,6 +67,8 @@ def prepare(
     source: Mapping[str, Any],
     processes: int,
     progress: Progress | None = None,
+    on_wait: Callable[[str], None] | None = None,
+    chunk_records: int = CHUNK_RECORDS,
 ) -> Manifest:
     """Decode a source into prepared data.
 
@@ -83,41 +84,39 @@ def prepare(
         source: what the manifest says of where the data came from: reader and root.
         processes: worker processes, at least 1.
         progress: told how many images are done.
+        on_wait: told whom it waits for where another process is preparing `out`; None refuses.
+        chunk_records: images that are decoded at a time, at least 1.
 
     Raises:
-        ConfigError: the size is out of range.
-        FaultyData: a finding's policy is `error`; the report names the files.
-        DataError: `out` cannot be written, or another process is preparing it.
+        FaultyData: a finding's policy is `error`; a file names what was found.
+        Unwritable: `out` cannot be written.
+        DataError: another process is preparing `out`, or files of others are in the way.
         RunError: a worker process was killed.
     """
-    if not 1 <= size <= _MAX_SIZE:
-        raise ConfigError(f"size={size}: must be 1 to {_MAX_SIZE} pixels")
     job = make_job(listing, name, size, policies)
     fingerprint = job.fingerprint()
-    there = _already(out, fingerprint)
-    if there is not None:
-        return there
     files, path = filesystem(out)
     is_local = isinstance(files, pafs.LocalFileSystem)
-    folder = Path(path) / _PARTIAL if is_local else _cache_folder(out)
+    folder = Path(path) / _PARTIAL if is_local else _remote_staging(out)
+    there = _already(out, fingerprint)
+    if there is not None and not folder.exists():
+        return there
     try:
-        with staging.hold(folder, fingerprint, out):
-            # Before decoding, because it fails where nothing can be written.
-            target = LocalTarget(Path(path), folder) if is_local else RemoteTarget(files, path)
-            chunks = job.chunks(folder)
-            _decode([chunk for found in chunks.values() for chunk in found], processes, progress)
-            shown = survey(job, chunks)
-            text = _as_text(report(job, shown))
-            refused = complaints(job, shown)
-            if refused:
-                target.write(REPORT, text)
-                staging.drop(folder)
-                lines = [f"{name} cannot be prepared:", *refused, f"all names: {out}/{REPORT}"]
-                raise FaultyData("\n  ".join(lines), shown.findings.as_json(job.policies))
-            entries = _write_domains(job, shown, chunks, folder)
-            manifest = _manifest(job, shown, entries, dict(source), fingerprint)
-            _publish(manifest, text, target, folder, out)
-            return manifest
+        check_result(files, path, (MANIFEST, REPORT, REFUSED))
+        with staging.hold(folder, fingerprint, out, on_wait):
+            there = _already(out, fingerprint)  # the process that held it may just have made it
+            if there is None:
+                # Before decoding, because it fails where nothing can be written.
+                target = LocalTarget(Path(path), folder) if is_local else RemoteTarget(files, path)
+                chunks = job.chunks(folder, chunk_records)
+                _decode(chunks, processes, progress)
+                survey = take_survey(job, chunks)
+                _check(job, survey, target, folder, out)
+                entries = _write_domains(job, survey, chunks, folder)
+                there = _manifest(job, survey, entries, dict(source), fingerprint)
+                _publish(there, _as_text(report(job, survey)), target, folder, out)
+            staging.drop(folder)
+            return there
     except OSError as error:
         raise _cannot_write(out, folder, error) from None
 
@@ -134,16 +133,17 @@ def _already(out: str, fingerprint: str) -> Manifest | None:
     return manifest
 
 
-def _cache_folder(out: str) -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    key = hashlib.sha256(out.encode()).hexdigest()[:16]
-    return Path(cache) / "raysim" / "partial" / key
+def _remote_staging(out: str) -> Path:
+    return cache_folder("partial", hashlib.sha256(out.encode()).hexdigest()[:16])
 
 
-def _decode(chunks: Sequence[Chunk], processes: int, progress: Progress | None) -> None:
+def _decode(
+    chunks: Mapping[str, Sequence[Chunk]], processes: int, progress: Progress | None
+) -> None:
     """Decode the chunks that are not done."""
-    total = sum(len(chunk.records) for chunk in chunks)
-    left = [chunk for chunk in chunks if not staging.is_done(chunk)]
+    every = [chunk for of_domain in chunks.values() for chunk in of_domain]
+    total = sum(len(chunk.records) for chunk in every)
+    left = [chunk for chunk in every if not staging.is_done(chunk)]
     done = total - sum(len(chunk.records) for chunk in left)
 
     def advance(images: int) -> None:
@@ -156,24 +156,29 @@ def _decode(chunks: Sequence[Chunk], processes: int, progress: Progress | None) 
     decode_chunks(left, processes, lambda chunk: advance(len(chunk.records)))
 
 
+def _check(job: Job, survey: Survey, target: Target, folder: Path, out: str) -> None:
+    """Refuse what the policies do not let pass."""
+    refused = complaints(job, survey)
+    if refused:
+        target.write(REFUSED, _as_text(report(job, survey)))
+        staging.drop(folder)
+        lines = [f"{job.name} cannot be prepared:", *refused, f"all names: {out}/{REFUSED}"]
+        raise FaultyData("\n  ".join(lines), survey.findings.as_json(job.policies))
+
+
 def _write_domains(
-    job: Job, shown: Survey, chunks: Mapping[str, Sequence[Chunk]], folder: Path
+    job: Job, survey: Survey, chunks: Mapping[str, Sequence[Chunk]], folder: Path
 ) -> tuple[DomainEntry, ...]:
     """Write the files of the domains into the staging folder."""
-    entries = []
-    for domain, file in file_names(entry.name for entry in shown.entries).items():
-        keep = shown.keep[domain]
-        sha256, num_bytes = write_domain(folder / file, chunks[domain], keep, job.size)
-        counted = domain_entry(domain, shown.rows[domain], keep, job.classes)
-        entries.append(
-            counted.model_copy(update={"file": file, "sha256": sha256, "num_bytes": num_bytes})
-        )
-    return tuple(entries)
+    return tuple(
+        write_domain(folder, counts, chunks[counts.name], survey.keep[counts.name], job.size)
+        for counts in survey.counts
+    )
 
 
 def _manifest(
     job: Job,
-    shown: Survey,
+    survey: Survey,
     entries: tuple[DomainEntry, ...],
     source: dict[str, Any],
     fingerprint: str,
@@ -190,49 +195,44 @@ def _manifest(
         domains=entries,
         sha256=content_hash(job.name, job.size, job.classes, entries),
         source=source,
-        findings=shown.findings.as_json(job.policies),
+        findings=survey.findings.as_json(job.policies),
     )
 
 
 def _publish(manifest: Manifest, text: str, target: Target, folder: Path, out: str) -> None:
     """Put a complete result in the place of what is there.
 
-    A former manifest goes first, so that it never stands beside files that are not its own; which
-    files were its own is remembered in the staging folder.
+    Other content has other file names, so that both results are whole until the manifest, replaced
+    at once, says which one counts.
     """
-    memory = folder / _FORMER
-    former = set(json.loads(memory.read_text())) if memory.is_file() else set()
-    former |= _files_of(out)
-    staging.write_aside(memory, json.dumps(sorted(former)).encode())
-    target.remove(MANIFEST)
-    for entry in manifest.domains:
-        target.put(folder / entry.file, entry.file)
+    former = _files_of(out)
+    files = {entry.file for entry in manifest.domains}
+    for file in sorted(files):
+        target.put(folder / file, file)
     target.write(REPORT, text)
     target.write(MANIFEST, _as_text(manifest.model_dump(mode="json")))
-    for file in sorted(former - {entry.file for entry in manifest.domains}):
+    for file in sorted((former | {REFUSED}) - files):
         target.remove(file)
-    staging.drop(folder)
 
 
 def _files_of(out: str) -> set[str]:
-    """Return the files that the manifest in a folder names and that can only be its own."""
+    """Return the files that the manifest in a folder names."""
     try:
         manifest = read_manifest(out)
     except DataError:  # damaged or of another version: what it means is not known
         return set()
-    files = [entry.file for entry in manifest.domains] if manifest is not None else []
-    return {file for file in files if Path(file).name == file and file.endswith(".arrow")}
+    return set() if manifest is None else {entry.file for entry in manifest.domains}
 
 
 def _as_text(tree: Mapping[str, Any]) -> str:
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
 
 
-def _cannot_write(out: str, folder: Path, error: OSError) -> DataError:
+def _cannot_write(out: str, folder: Path, error: OSError) -> Unwritable:
     reason = error.strerror or str(error)
     where = f" ({error.filename})" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = f"what is done is kept in {folder}: make room and run the same command again"
     else:
         remedy = "choose another folder, or see to its permissions"
-    return DataError(f"{out}: cannot be written: {reason}{where}; {remedy}")
+    return Unwritable(f"{out}: cannot be written: {reason}{where}; {remedy}")

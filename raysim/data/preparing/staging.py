@@ -8,11 +8,9 @@ Files are written aside and renamed, so that a chunk is whole or not there.
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +22,11 @@ from raysim.data.findings import Findings
 from raysim.data.listing import ImageFile, ImageRef, Record
 from raysim.data.prepared import COLUMNS, ID_BYTES, schema
 from raysim.data.preparing.decoding import Decoded, Refused, decode
+from raysim.data.preparing.foreign import FINGERPRINT, LOCK, check_staging
 from raysim.errors import DataError
+from raysim.files import aside, write_aside
 
-_CHUNK_RECORDS = 1024
 _CHUNK_BYTES = 2**26
-_LOCK = "lock"
-_FINGERPRINT = "fingerprint"
 _CHUNK = b"raysim_chunk"
 _FINDINGS = b"raysim_findings"
 
@@ -74,13 +71,10 @@ class Rows:
     ids: list[bytes]
 
 
-def chunk_records(size: int) -> int:
-    """Return the records of a chunk: about a thousand, or 64 MiB of pixels if that is less."""
-    return max(1, min(_CHUNK_RECORDS, _CHUNK_BYTES // (3 * size * size)))
-
-
 @contextmanager
-def hold(folder: Path, fingerprint: str, out: str) -> Iterator[None]:
+def hold(
+    folder: Path, fingerprint: str, out: str, on_wait: Callable[[str], None] | None = None
+) -> Iterator[None]:
     """Make a staging folder and keep others out of it for the block.
 
     What another preparation has left in it is removed.
@@ -89,14 +83,16 @@ def hold(folder: Path, fingerprint: str, out: str) -> Iterator[None]:
         folder: the staging folder.
         fingerprint: of the preparation that wants it.
         out: where the prepared data goes, for messages.
+        on_wait: told whom it waits for where another process holds it; None does not wait.
 
     Raises:
-        DataError: another process holds it.
+        DataError: another process holds it, and nobody waits; or it holds files of others.
         OSError: it cannot be made.
     """
-    lock = _lock(folder, out)
+    check_staging(folder)
+    lock = _lock(folder, out, on_wait)
     try:
-        mark = folder / _FINGERPRINT
+        mark = folder / FINGERPRINT
         if not mark.is_file() or mark.read_text() != fingerprint:
             _clear(folder)
             write_aside(mark, fingerprint.encode())
@@ -105,9 +101,9 @@ def hold(folder: Path, fingerprint: str, out: str) -> Iterator[None]:
         os.close(lock)
 
 
-def _lock(folder: Path, out: str) -> int:
+def _lock(folder: Path, out: str, on_wait: Callable[[str], None] | None) -> int:
     """Return a descriptor that holds the folder's lock until it is closed."""
-    path = folder / _LOCK
+    path = folder / LOCK
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -115,55 +111,45 @@ def _lock(folder: Path, out: str) -> int:
         except FileNotFoundError:  # the folder's last holder has just removed it
             continue
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+            _take(lock, out, on_wait)
+            if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, str(os.getpid()).encode(), 0)
+                return lock
+        except BaseException:
             os.close(lock)
-            raise DataError(
-                f"{out}: another prepare (process {holder or 'unknown'}) is writing there: "
-                "wait for it, or stop it, and run this again"
-            ) from None
-        if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, str(os.getpid()).encode(), 0)
-            return lock
-        os.close(lock)
+            raise
+        os.close(lock)  # its last holder has removed it
+
+
+def _take(lock: int, out: str, on_wait: Callable[[str], None] | None) -> None:
+    """Lock an open file, after waiting if need be."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    except BlockingIOError:
+        holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
+    if on_wait is None:
+        raise DataError(
+            f"{out}: another prepare (process {holder}) is writing there: wait for it, or stop it, "
+            "and run this again"
+        )
+    on_wait(f"{out}: waiting for another prepare (process {holder}) that is writing there")
+    fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _clear(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != _LOCK:
+        if path.name != LOCK:
             path.unlink()
 
 
 def drop(folder: Path) -> None:
     """Remove a staging folder that is held; its lock is the last file to go."""
     _clear(folder)
-    (folder / _LOCK).unlink()
+    (folder / LOCK).unlink()
     with suppress(OSError):  # another preparation has just made its own lock there
         folder.rmdir()
-
-
-def write_aside(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and make it last through a loss of power."""
-    with aside(path) as file:
-        file.write(content)
-
-
-@contextmanager
-def aside(path: Path) -> Iterator[Any]:
-    """Open a binary file that takes its place when the block ends well."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def write_chunk(chunk: Chunk, is_stopped: Callable[[], bool] = lambda: False) -> None:
@@ -216,8 +202,12 @@ def _decode(record: Record, size: int) -> Decoded | Refused:
         return Refused("missing_file")
     except OSError as error:
         return Refused("unreadable", error.strerror or str(error))
+    if isinstance(record.image, ImageFile):
+        return decode(content, record.name, size)
+    if isinstance(content, bytes) and not content:
+        return Refused("empty_file", "its cell holds no image")
     # Only a file's name promises a format; a row's name says where its image once came from.
-    return decode(content, record.name if isinstance(record.image, ImageFile) else "", size)
+    return decode(content, "", size)
 
 
 def _fixed_width(values: Any, rows: int, width: int) -> pa.Array:
@@ -272,12 +262,10 @@ def stamp(image: ImageRef, known: dict[Path, tuple[int, int]]) -> tuple[int, int
     """Return size in bytes and time of change, in ms, of the file that an image is in.
 
     Args:
-        image: anything with a `path`; others, and files that are not there, stand at (-1, -1).
+        image: a file that is not there stands at (-1, -1).
         known: stamps by path, filled on the way: a file may hold many images.
     """
-    path = getattr(image, "path", None)
-    if not isinstance(path, Path):
-        return -1, -1
+    path = image.path
     if path not in known:
         try:
             stat = path.stat()
@@ -293,8 +281,11 @@ def domain_chunks(
     labels: Mapping[str, NDArray[np.int64]],
     size: int,
     skipped: frozenset[str],
+    records_a_chunk: int,
 ) -> dict[str, list[Chunk]]:
     """Cut domains into chunks.
+
+    Their names tell their records, so that chunks of two sizes are not mistaken for each other.
 
     Args:
         folder: the staging folder.
@@ -302,16 +293,16 @@ def domain_chunks(
         labels: int64 [N] by domain.
         size: height and width of the decoded images.
         skipped: kinds of findings whose images are left out.
+        records_a_chunk: at most; fewer if their pixels would take more than 64 MiB.
 
     Returns:
         chunks by domain, in the order of its records.
     """
-    step = chunk_records(size)
-    number = count()
+    step = max(1, min(records_a_chunk, _CHUNK_BYTES // (3 * size * size)))
     return {
         domain: [
             Chunk(
-                folder / f"chunk-{next(number):06d}.arrow",
+                folder / f"chunk-{number:03d}-{start:08d}-{step}.arrow",
                 records[start : start + step],
                 labels[domain][start : start + step],
                 size,
@@ -319,5 +310,5 @@ def domain_chunks(
             )
             for start in range(0, len(records), step)
         ]
-        for domain, records in domains.items()
+        for number, (domain, records) in enumerate(domains.items())
     }

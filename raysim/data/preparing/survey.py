@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.data.findings import KINDS, Findings, Policy
+from raysim.data.findings import KINDS, Findings, Policy, first_names, policy_option
 from raysim.data.listing import Listing, Record
-from raysim.data.prepared import FORMAT, DomainEntry
+from raysim.data.prepared import FORMAT, DomainCounts
 from raysim.data.preparing import staging
-from raysim.data.preparing.assembling import domain_entry, rows_of
-from raysim.data.preparing.copies import keep_rows
+from raysim.data.preparing.assembling import count_rows, rows_of
+from raysim.data.preparing.duplicates import keep_rows
 from raysim.data.preparing.staging import Chunk, Rows
+from raysim.data.splits import has_official
 from raysim.errors import DataError
-
-_NAMES_IN_ERRORS = 3
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,12 @@ class Job:
     policies: Mapping[str, Policy]
     listed: Findings
 
-    def chunks(self, folder: Path) -> dict[str, list[Chunk]]:
-        """Cut the records into chunks, by domain."""
+    def chunks(self, folder: Path, records_a_chunk: int) -> dict[str, list[Chunk]]:
+        """Cut the records into chunks, by domain; see `staging.domain_chunks`."""
         skipped = frozenset(kind for kind, policy in self.policies.items() if policy == "skip")
-        return staging.domain_chunks(folder, self.domains, self.labels, self.size, skipped)
+        return staging.domain_chunks(
+            folder, self.domains, self.labels, self.size, skipped, records_a_chunk
+        )
 
     def fingerprint(self) -> str:
         """Return a hash of the request and of the size and time of change of every file."""
@@ -69,15 +70,13 @@ class Survey:
 
     Attributes:
         findings: everything that was found.
-        rows: all decoded rows by domain.
         keep: bool [N] by domain: which rows stay.
-        entries: counts of the rows that stay, for the domains that have any; without files.
+        counts: of the rows that stay, for the domains that have any.
     """
 
     findings: Findings
-    rows: Mapping[str, Rows]
     keep: Mapping[str, NDArray[np.bool_]]
-    entries: tuple[DomainEntry, ...]
+    counts: tuple[DomainCounts, ...]
 
 
 def make_job(listing: Listing, name: str, size: int, policies: Mapping[str, Policy]) -> Job:
@@ -114,7 +113,7 @@ def _class_order(listing: Listing) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def survey(job: Job, chunks: Mapping[str, Sequence[Chunk]]) -> Survey:
+def take_survey(job: Job, chunks: Mapping[str, Sequence[Chunk]]) -> Survey:
     """Gather what was found, and judge what only shows when all images are known.
 
     Args:
@@ -128,38 +127,61 @@ def survey(job: Job, chunks: Mapping[str, Sequence[Chunk]]) -> Survey:
             findings.merge(staging.read_findings(chunk))
     rows = {domain: rows_of(of_domain) for domain, of_domain in chunks.items()}
     keep = keep_rows(rows, job.policies, findings)
-    entries = [domain_entry(domain, rows[domain], keep[domain], job.classes) for domain in rows]
-    for entry in entries:
-        if not entry.images:
-            findings.add("empty_domain", entry.name)
+    for name, found in rows.items():
+        keep[name] &= _in_split(found, keep[name], job.policies, findings)
+    counts = [count_rows(domain, rows[domain], keep[domain], job.classes) for domain in rows]
+    for domain in counts:
+        if not domain.images:
+            findings.add("empty_domain", domain.name)
             continue
-        for class_name, images in entry.classes.items():
+        for class_name, images in domain.classes.items():
             if not images:
-                findings.add("missing_class", class_name, f"in {entry.name}")
-    return Survey(findings, rows, keep, tuple(entry for entry in entries if entry.images))
+                findings.add("missing_class", class_name, f"in {domain.name}")
+    return Survey(findings, keep, tuple(domain for domain in counts if domain.images))
 
 
-def report(job: Job, shown: Survey) -> dict[str, Any]:
+def _in_split(
+    rows: Rows, keep: NDArray[np.bool_], policies: Mapping[str, Policy], findings: Findings
+) -> NDArray[np.bool_]:
+    """Note a domain's images without a split where the domain has an official one.
+
+    Args:
+        rows: of the domain.
+        keep: bool [N], which rows stay so far; others do not count.
+        policies: every kind's policy.
+        findings: where findings go.
+
+    Returns:
+        bool [N], False where the policy leaves an image out.
+    """
+    stays = np.ones(len(keep), np.bool_)
+    if not has_official({split for split, kept in zip(rows.splits, keep, strict=True) if kept}):
+        return stays
+    for row in np.flatnonzero(keep):
+        if not rows.splits[row]:
+            findings.add("no_split", rows.names[row])
+            stays[row] = policies["no_split"] != "skip"
+    return stays
+
+
+def report(job: Job, survey: Survey) -> dict[str, Any]:
     """Return the counts and findings that stand beside the prepared data."""
-    counted = {"name", "images", "splits", "classes"}
     return {
         "format": FORMAT,
         "name": job.name,
         "size": job.size,
         "classes": list(job.classes),
-        "domains": [entry.model_dump(mode="json", include=counted) for entry in shown.entries],
-        "findings": shown.findings.as_json(job.policies),
+        "domains": [domain.model_dump(mode="json") for domain in survey.counts],
+        "findings": survey.findings.as_json(job.policies),
     }
 
 
-def complaints(job: Job, shown: Survey) -> list[str]:
+def complaints(job: Job, survey: Survey) -> list[str]:
     """Return a line for everything that stands against going on; none if all is well."""
     lines = []
-    for kind in shown.findings.errors(job.policies):
-        count, names = shown.findings.counts[kind], shown.findings.names[kind]
-        first = ", ".join(names[:_NAMES_IN_ERRORS]) + (", ..." if count > _NAMES_IN_ERRORS else "")
-        ways = " or ".join(f"{kind}={way}" for way in KINDS[kind].allowed if way != "error")
-        lines.append(
-            f"{count:,} {KINDS[kind].meaning}: {first}; to let it pass: --policy {ways}",
-        )
-    return lines if lines or shown.entries else ["no image is left"]
+    for kind in survey.findings.errors(job.policies):
+        count, known = survey.findings.counts[kind], KINDS[kind]
+        names = first_names(survey.findings.names[kind], count)
+        ways = " or ".join(policy_option(kind, way) for way in known.allowed if way != "error")
+        lines.append(f"{count:,} {known.meaning}: {names}; to let it pass: {ways}")
+    return lines if lines or survey.counts else ["no image is left"]

@@ -1,6 +1,7 @@
 """Readers of the layouts that people have their images in: lists of records, nothing decoded."""
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -68,10 +69,25 @@ def read_source(
     root = Path(os.path.abspath(root.expanduser()))
     wanted = _wanted(name, source, classes)
     scan = Scan(root, resolve_policies({}) if policies is None else policies, wanted)
-    if not root.exists():
-        raise scan.missing(f"{name}, which is {source.layout}", [root], source.url)
-    listing = source.read(scan)
+    try:
+        root.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise scan.missing(f"{name}, which is {source.layout}", [root], source.url) from None
+    except OSError as error:
+        raise DataError(f"data.root: cannot read {root}: {error.strerror or error}") from None
+    try:
+        listing = source.read(scan)
+    except DataError as error:
+        raise DataError(f"{error}{_parquet_hint(name, scan)}") from None
     return listing if wanted is None else _select(scan, listing, wanted)
+
+
+def _parquet_hint(name: str, scan: Scan) -> str:
+    """Say how to read Parquet files where they were taken for another layout; "" without any."""
+    if name == "parquet" or not any(map(parquet.is_parquet, parquet.parquet_files(scan))):
+        return ""
+    words = ["raysim", "data", "prepare", "parquet", "--root", str(scan.root), "--out", "FOLDER"]
+    return f". There are Parquet files: try `{shlex.join([*words, '--name', name])}`"
 
 
 def _wanted(

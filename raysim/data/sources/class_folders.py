@@ -8,7 +8,7 @@ from raysim.data.listing import ImageFile, Record
 from raysim.data.sources.files import Scan, printable
 from raysim.errors import DataError
 
-SPLITS: Mapping[str, str] = {
+SPLIT_OF: Mapping[str, str] = {
     "train": "train",
     "val": "val",
     "valid": "val",
@@ -41,9 +41,9 @@ def class_folders(scan: Scan, folder: Path, split: str = "") -> list[ClassFolder
 def split_class_folders(scan: Scan, folder: Path) -> list[ClassFolder]:
     """Return a domain's class folders; split folders count if all its folders are ones."""
     plain = class_folders(scan, folder)
-    if not plain or any(inner.class_name.lower() not in SPLITS for inner in plain):
+    if not plain or any(inner.class_name.lower() not in SPLIT_OF for inner in plain):
         return plain
-    by_split = ((inner.path, SPLITS[inner.class_name.lower()]) for inner in plain)
+    by_split = ((inner.path, SPLIT_OF[inner.class_name.lower()]) for inner in plain)
     return [found for path, split in by_split for found in class_folders(scan, path, split)]
 
 
@@ -123,6 +123,21 @@ def find_domains(
                 scan.note_hidden(folder)
             return present
     raise scan.missing(f"{title}: any of the folders {', '.join(domains)}", bases, url)
+
+
+def all_domains(
+    scan: Scan, title: str, domains: Sequence[str], inside: Sequence[str], url: str
+) -> dict[str, Path]:
+    """Return the domain folders of a known data set, none of which may be missing.
+
+    Args and errors are those of `find_domains`.
+    """
+    found = find_domains(scan, title, domains, inside, url)
+    lost = [domain for domain in domains if domain not in found]
+    if lost:
+        base = next(iter(found.values())).parent
+        raise scan.missing(f"{title}: the folder {', '.join(lost)}", [base], url)
+    return found
 
 
 def _folder(scan: Scan, base: Path, domain: str) -> Path | None:

@@ -13,7 +13,7 @@ from raysim.data.sources.class_folders import (
     spellings,
 )
 from raysim.data.sources.files import Scan
-from raysim.data.sources.lists import Entry, find_lists, read_entries, with_splits
+from raysim.data.sources.lists import Entry, find_lists, list_places, read_entries, with_splits
 from raysim.data.sources.source import Source
 from raysim.errors import DataError
 
@@ -46,9 +46,7 @@ def read(scan: Scan) -> Listing:
     in_domains = {domain: class_folders(scan, path) for domain, path in folders.items()}
     found_names = [folder.class_name for found in in_domains.values() for folder in found]
     names = spellings(found_names)
-    base = next(iter(folders.values())).parent
-    places = list(dict.fromkeys([scan.root, base]))
-    places += [path for place in list(places) for path in scan.children(place, "splits")]
+    places = list_places(scan, folders, "splits")
     label_of: dict[str, tuple[int, str]] = {}
     domains: dict[str, list[Record]] = {}
     for domain, folder in folders.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raysim.data.findings import Findings, Policy
+from raysim.data.findings import Findings, Policy, policy_option
 from raysim.errors import DataError
 
 _JPEG = (".jfif", ".jpe", ".jpeg", ".jpg")
@@ -110,7 +110,7 @@ class Scan:
         for kind in ("outside_root", "symlink"):
             if kind in self.findings.counts and self.policies[kind] != "keep":
                 names = ", ".join(self.findings.names[kind])
-                message += f". Left out: {names}; policy {kind}=keep lets these in"
+                message += f". Left out: {names}; {policy_option(kind, 'keep')} lets these in"
         return DataError(message)
 
     def note_hidden(self, folder: Path) -> None:

@@ -46,10 +46,9 @@ class Entry:
 def read_lines(scan: Scan, path: Path) -> list[Line]:
     """Read a list file; blank lines are skipped.
 
-    Lines that lead out of the root ("../x 1", "/x 1") are findings and left out.
-
     Raises:
-        DataError: the file is no UTF-8 text, or a line is no path and label.
+        DataError: the file is no UTF-8 text, a line is no path and label, or it leads out of the
+            root ("../x 1", "/x 1").
     """
     name = scan.relative(path)
     try:
@@ -66,9 +65,11 @@ def read_lines(scan: Scan, path: Path) -> list[Line]:
             raise DataError(f"data.root: {where}: {line.strip()!r} is not '<path> <label>'")
         image = image.strip().replace("\\", "/")
         if PurePosixPath(image).is_absolute() or ".." in PurePosixPath(image).parts:
-            scan.findings.add("outside_root", where, image)
-        else:
-            lines.append(Line(where, image, int(label)))
+            raise DataError(
+                f"data.root: {where}: {image!r} leads out of the root: take the line out, or write "
+                "the path below the root"
+            )
+        lines.append(Line(where, image, int(label)))
     return lines
 
 
@@ -96,6 +97,18 @@ def read_entries(scan: Scan, path: Path, domain: Path, split: str) -> list[Entry
             )
         entries.append(Entry(line.where, below[0], "/".join(below), line.label, split))
     return entries
+
+
+def list_places(scan: Scan, domains: Mapping[str, Path], *names: str) -> list[Path]:
+    """Return where lists may be: the root, the folder that holds the domains, and folders there.
+
+    Args:
+        scan: the root.
+        domains: folders of the domains.
+        names: of the further folders.
+    """
+    outer = list(dict.fromkeys([scan.root, next(iter(domains.values())).parent]))
+    return [*outer, *(path for place in outer for path in scan.children(place, *names))]
 
 
 def find_lists(

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from raysim.data.listing import Listing
-from raysim.data.sources.class_folders import class_folders, find_domains, records
+from raysim.data.sources.class_folders import all_domains, class_folders, records
 from raysim.data.sources.files import Scan, plain
 from raysim.data.sources.source import Source
 
@@ -46,11 +46,7 @@ def read(scan: Scan) -> Listing:
     Raises:
         DataError: a domain is missing.
     """
-    folders = find_domains(scan, "office_caltech10", DOMAINS, _INSIDE, SOURCE.url)
-    lost = [domain for domain in DOMAINS if domain not in folders]
-    if lost:
-        base = next(iter(folders.values())).parent
-        raise scan.missing(f"office_caltech10: the folder {', '.join(lost)}", [base], SOURCE.url)
+    folders = all_domains(scan, "office_caltech10", DOMAINS, _INSIDE, SOURCE.url)
     found = {}
     for domain, folder in folders.items():
         holder = scan.child(folder, "images") or folder

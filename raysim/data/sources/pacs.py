@@ -5,15 +5,15 @@ from pathlib import Path
 
 from raysim.data.listing import Listing
 from raysim.data.sources.class_folders import (
+    all_domains,
     class_folders,
-    find_domains,
     records,
     respell,
     spelling_key,
     spellings,
 )
 from raysim.data.sources.files import Scan
-from raysim.data.sources.lists import Entry, find_lists, read_entries, with_splits
+from raysim.data.sources.lists import Entry, find_lists, list_places, read_entries, with_splits
 from raysim.data.sources.source import Source
 from raysim.errors import DataError
 
@@ -39,20 +39,12 @@ def read(scan: Scan) -> Listing:
     Raises:
         DataError: a domain or a list is missing, or a list's labels contradict its folders.
     """
-    folders = find_domains(scan, "pacs", DOMAINS, _INSIDE, SOURCE.url)
-    lost = [domain for domain in DOMAINS if domain not in folders]
-    base = next(iter(folders.values())).parent
-    if lost:
-        raise scan.missing(f"pacs: the folder {', '.join(lost)}", [base], SOURCE.url)
-    bases = list(dict.fromkeys([scan.root, base]))
-    places = [*bases, *(path for b in bases for path in scan.children(b, *_LISTS))]
+    folders = all_domains(scan, "pacs", DOMAINS, _INSIDE, SOURCE.url)
+    places = list_places(scan, folders, *_LISTS)
     found = {}
     for domain, folder in folders.items():
         kept = records(scan, respell(scan, class_folders(scan, folder), _NAMES))
-        splits = {
-            f"{domain}_train_kfold.txt": "train",
-            f"{domain}_crossval_kfold.txt": "test",
-        }
+        splits = {f"{domain}_train_kfold.txt": "train", f"{domain}_crossval_kfold.txt": "test"}
         lists = find_lists(scan, "pacs", splits, places, SOURCE.url)
         entries = [e for path, split in lists.items() for e in _checked(scan, path, folder, split)]
         found[domain] = with_splits(scan, kept, entries, folder)

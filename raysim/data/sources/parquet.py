@@ -1,15 +1,16 @@
 """Parquet: one file a domain, or files with a column `domain`; encoded images in a column."""
 
-import json
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from pydantic import BaseModel, Field, ValidationError
 
 from raysim.data.listing import Listing
 from raysim.data.sources import containers
-from raysim.data.sources.class_folders import SPLITS
+from raysim.data.sources.class_folders import SPLIT_OF
 from raysim.data.sources.containers import ParquetImage
 from raysim.data.sources.files import Scan, printable
 from raysim.data.sources.source import Source
@@ -18,6 +19,24 @@ from raysim.errors import DataError
 
 _SHARD = re.compile(r"^([a-z]+)-\d+-of-\d+$")
 """Names that Hugging Face gives the files of a split."""
+
+
+class _ClassLabel(BaseModel):
+    """What Hugging Face says of a column of classes."""
+
+    names: list[str] | None = None
+
+
+class _Info(BaseModel):
+    """What Hugging Face says of all columns."""
+
+    features: dict[str, Any] = Field(default_factory=dict)
+
+
+class _Metadata(BaseModel):
+    """What Hugging Face writes beside the columns."""
+
+    info: _Info = Field(default_factory=_Info)
 
 
 def read(scan: Scan) -> Listing:
@@ -30,7 +49,7 @@ def read(scan: Scan) -> Listing:
     Raises:
         DataError: no file is there, or a column is missing, of a wrong type or contradictory.
     """
-    paths = _files(scan)
+    paths = parquet_files(scan)
     if not paths:
         raise scan.missing("parquet: a file *.parquet", [scan.root, scan.root / "data"], SOURCE.url)
     try:
@@ -39,23 +58,28 @@ def read(scan: Scan) -> Listing:
         raise DataError(f"data.root: {error}") from None
 
 
-def _files(scan: Scan) -> list[Path]:
+def parquet_files(scan: Scan) -> list[Path]:
+    """Return the Parquet files of a root, or of its folder `data/`; the root may be one."""
     if scan.root.is_file():
         return [scan.root]
     for folder in (scan.root, scan.child(scan.root, "data")):
-        found = [path for path in scan.files(folder) if _is_parquet(path)] if folder else []
+        found = [path for path in scan.files(folder) if is_parquet(path)] if folder else []
         if found:
             return found
     return []
 
 
-def _is_parquet(path: Path) -> bool:
+def is_parquet(path: Path) -> bool:
+    """Return whether a file is a Parquet file by its extension."""
     return path.suffix.lower() in (".parquet", ".pq")
 
 
 def _rows(scan: Scan, path: Path) -> Rows:
     file = scan.relative(path)
     schema = containers.parquet_schema(path)
+    for name in (IMAGE, *COLUMNS):
+        if schema.names.count(name) > 1:
+            raise DataError(f"data.root: {file}: more than one column {name!r}: keep one")
     if IMAGE not in schema.names:
         names = ", ".join(schema.names)
         raise DataError(f"data.root: {file}: no column {IMAGE!r}; its columns: {names}")
@@ -74,9 +98,9 @@ def _rows(scan: Scan, path: Path) -> Rows:
         file,
         containers.parquet_columns(path, [name for name in COLUMNS if name in schema.names]),
         partial(_image, path),
-        _value_names(schema),
+        _value_names(file, schema),
         domain=printable(path.stem),
-        split=SPLITS.get(shard[1], "") if shard else "",
+        split=SPLIT_OF.get(shard[1], "") if shard else "",
     )
 
 
@@ -90,14 +114,26 @@ def _holds_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _value_names(schema: pa.Schema) -> dict[str, list[str]]:
+def _value_names(file: str, schema: pa.Schema) -> dict[str, list[str]]:
     """Return the names of labels that Hugging Face keeps beside the columns, by column."""
     text = (schema.metadata or {}).get(b"huggingface")
     if text is None:
         return {}
-    features = json.loads(text).get("info", {}).get("features", {})
-    kinds = {name: kind for name, kind in features.items() if isinstance(kind, dict)}
-    return {name: kind["names"] for name, kind in kinds.items() if kind.get("names")}
+    try:
+        features = _Metadata.model_validate_json(text).info.features
+        kinds = {
+            column: _ClassLabel.model_validate(feature)
+            for column, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in ("huggingface", *problem["loc"]))
+        raise DataError(
+            f"data.root: {file}: its metadata {place}: {problem['msg']}: write it again "
+            "without, with a column label_name"
+        ) from None
+    return {column: kind.names for column, kind in kinds.items() if kind.names}
 
 
 SOURCE = Source(

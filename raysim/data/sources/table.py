@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from raysim.data.listing import ImageRef, Listing, Record
-from raysim.data.sources.class_folders import SPLITS, spelling_key, spellings
+from raysim.data.sources.class_folders import SPLIT_OF, spelling_key, spellings
 from raysim.data.sources.files import Scan
 from raysim.errors import DataError
 
@@ -99,6 +99,9 @@ def list_rows(scan: Scan, parts: Sequence[Rows]) -> Listing:
     for part, class_of in zip(parts, classes, strict=True):
         names = _given_names(part)
         splits = _splits(part)
+        if part.domain and "domain" not in part.table.column_names:
+            domains.setdefault(part.domain, [])
+            given.setdefault(part.domain, [])
         for row, domain in enumerate(_domains(part)):
             record = Record(f"{part.file}#{row}", class_of[row], splits[row], part.image(row))
             domains.setdefault(domain, []).append(record)
@@ -111,7 +114,7 @@ def _classes(
     scan: Scan, parts: Sequence[Rows], labels: Sequence[list[int] | None]
 ) -> list[list[str]]:
     """Return the class of every row of every part."""
-    found = [part.words("label_name") or part.words("label") for part in parts]
+    found = [_class_names(part) for part in parts]
     names = spellings(name for column in found for name in set(column or ()))
     classes = []
     for part, column, numbers in zip(parts, found, labels, strict=True):
@@ -128,6 +131,21 @@ def _classes(
                 scan.findings.add("class_spelling", f"{part.file}: {name}", f"taken as {taken!r}")
         classes.append([names[spelling_key(name)] for name in column])
     return classes
+
+
+def _class_names(part: Rows) -> list[str] | None:
+    """Return the class names in a file, None if labels have none.
+
+    Raises:
+        DataError: the column for names holds numbers.
+    """
+    found = part.words("label_name")
+    if found is None and "label_name" in part.table.column_names:
+        raise DataError(
+            f"data.root: {part.file}: column 'label_name' is "
+            f"{part.table.schema.field('label_name').type}: make it text, or call it 'label'"
+        )
+    return part.words("label") if found is None else found
 
 
 def _note_first_label(
@@ -173,8 +191,14 @@ def _domains(part: Rows) -> list[str]:
         found = None if numbers is None else [str(number) for number in numbers]
     if found is None:
         found = [part.domain] * len(part.table)
-    if "" in found:
-        raise DataError(f"data.root: {part.file} row {found.index('')}: no domain")
+    for row, domain in enumerate(found):
+        if not domain:
+            raise DataError(f"data.root: {part.file} row {row}: no domain")
+        if "/" in domain:
+            raise DataError(
+                f"data.root: {part.file} row {row}: domain {domain!r}: must not hold a '/', which "
+                "parts domains from names in partition.csv: rename it"
+            )
     return found
 
 
@@ -183,11 +207,11 @@ def _splits(part: Rows) -> list[str]:
     if words is None:
         return [part.split] * len(part.table)
     for row, word in enumerate(words):
-        if word and word.lower() not in SPLITS:
+        if word and word.lower() not in SPLIT_OF:
             raise DataError(
-                f"data.root: {part.file} row {row}: split {word!r} is none of {', '.join(SPLITS)}"
+                f"data.root: {part.file} row {row}: split {word!r} is none of {', '.join(SPLIT_OF)}"
             )
-    return [SPLITS.get(word.lower(), "") for word in words]
+    return [SPLIT_OF.get(word.lower(), "") for word in words]
 
 
 def _given_names(part: Rows) -> list[str]:

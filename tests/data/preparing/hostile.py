@@ -33,6 +33,7 @@ FOUND: Mapping[str, int] = {
     "rotated": 1,
     "non_ascii": 2,  # one is the folder "dog "
     "class_spelling": 1,
+    "empty_class": 1,
     "missing_class": 1,
     "empty_domain": 1,
     "duplicate": 3,  # one is the inner link, which shows the picture that it leads to
@@ -150,6 +151,7 @@ def build(root: Path) -> None:
     # No dog here, and the cat is what the photos call a dog.
     write(root / "clipart" / "cat", {"a.png": encoded(picture(20)), "b.png": encoded(picture(40))})
     (root / "void" / "cat").mkdir(parents=True)
+    (root / "void" / "ghost").mkdir()
 
 
 def _link(root: Path) -> None:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from raysim.data.datasets import resize
 from raysim.data.findings import KINDS
+from raysim.data.images import resize
 from raysim.data.preparing.decoding import Decoded, Refused, decode
 from tests.data.preparing.hostile import (
     bomb_by_size,

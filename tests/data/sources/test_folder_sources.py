@@ -1,11 +1,14 @@
 """Folders of classes: image_folder, office_caltech10, pacs and domainnet."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from raysim.data.intake import ready
+from raysim.data.settings import DataSettings
 from raysim.data.sources import domainnet, pacs, read_source
 from raysim.data.sources.office_caltech10 import CLASSES as OFFICE_CLASSES
 from raysim.errors import ConfigError, DataError
@@ -66,6 +69,49 @@ def test_spellings_of_a_class_are_merged_under_the_first(tmp_path: Path) -> None
     }
     expected = ["a/dog (taken as 'Dog')", "a/dog  (taken as 'Dog')"]
     assert listing.findings.names["class_spelling"] == expected
+
+
+def test_class_folders_without_images_are_told_and_are_no_classes(tmp_path: Path) -> None:
+    write_tree(tmp_path, ["a/dog/1.png", "b/cat/1.png"])
+    for name in ("a/cat", "a/emu", "b/Emu"):
+        (tmp_path / name).mkdir()
+    findings = read_source("image_folder", tmp_path).findings
+    assert findings.names["empty_class"] == ["a/emu", "b/Emu"]
+    assert (
+        "empty_class" not in read_source("image_folder", tmp_path, ["Emu", "dog"]).findings.counts
+    )
+
+
+def test_parquet_files_in_place_of_folders_are_named(tmp_path: Path) -> None:
+    for name in ("a.parquet", "data/b.pq"):
+        write_text(tmp_path / name, ["PAR1"])
+        with pytest.raises(DataError) as caught:
+            read_source("pacs", tmp_path)
+        command = f"raysim data prepare parquet --root {tmp_path} --out FOLDER --name pacs"
+        assert f"not found: pacs: any of the folders {', '.join(pacs.DOMAINS)}" in str(caught.value)
+        assert f"There are Parquet files: try `{command}`" in str(caught.value)
+        (tmp_path / name).unlink()
+    with pytest.raises(DataError) as caught:
+        read_source("pacs", tmp_path)
+    assert "Parquet" not in str(caught.value)
+
+
+def test_a_folder_behind_one_without_permission_is_told(tmp_path: Path) -> None:
+    write_tree(tmp_path, ["shut/raw/a/dog/1.png"])
+    shut = tmp_path / "shut"
+    settings = DataSettings(name="image_folder", root=str(shut / "raw"))
+    shut.chmod(0)
+    me = os.geteuid()
+    try:
+        if me == 0:
+            os.seteuid(65534)  # permissions do not bind root
+        with pytest.raises(DataError, match=r"cannot read .*shut/raw: Permission denied"):
+            read_source("image_folder", shut / "raw")
+        with pytest.raises(DataError, match=r"shut/raw: cannot be read: .*Permission denied"):
+            ready(settings, str)
+    finally:
+        os.seteuid(me)
+        shut.chmod(0o700)
 
 
 def test_images_without_class_folders_are_refused(tmp_path: Path) -> None:
@@ -193,17 +239,6 @@ def test_images_that_a_list_names_and_that_are_not_there_are_findings(tmp_path: 
     assert len(listing.domains["photo"]) == 13
 
 
-def test_lines_that_leave_the_root_are_findings(tmp_path: Path) -> None:
-    write_pacs(tmp_path)
-    write_pacs_lists(tmp_path)
-    lines = ["../../etc/passwd 1", "/etc/passwd 1", "photo/../../x.jpg 1", "photo/dog/pic_1.jpg 1"]
-    write_text(tmp_path / "photo_train_kfold.txt", lines)
-    listing = read_source("pacs", tmp_path)
-    assert listing.findings.counts["outside_root"] == 3
-    assert listing.domains["photo"][0].split == "train"
-    assert "missing_file" not in listing.findings.counts
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -211,6 +246,9 @@ def test_lines_that_leave_the_root_are_findings(tmp_path: Path) -> None:
         ("photo/dog/pic_1.jpg one", "is not '<path> <label>'"),
         ("sketch/dog/pic_1.jpg 1", "is not photo/<class>/<file>"),
         ("photo/dog/pic_2.jpg 1", "in two splits"),
+        ("../../etc/passwd 1", "'../../etc/passwd' leads out of the root: take the line out"),
+        ("/etc/passwd 1", "leads out of the root"),
+        ("photo/../../x.jpg 1", "leads out of the root"),
     ],
 )
 def test_lists_that_make_no_sense_are_refused(tmp_path: Path, line: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from raysim.data.preparing.staging import stamp
 from raysim.data.sources import read_source
 from raysim.errors import DataError
 from tests.data.sources.layouts import SHARED, needs_shared, summary
@@ -101,6 +103,37 @@ def test_a_column_of_domains_and_hugging_face_metadata_are_read(tmp_path: Path) 
     assert listing.domains["photo"][1].image.read() == png(202)
 
 
+def test_other_columns_may_have_metadata_of_any_kind(tmp_path: Path) -> None:
+    label = {"names": ["cat", "dog"], "_type": "ClassLabel"}
+    others = {"boxes": [{"dtype": "int64"}], "tags": {"names": {"dtype": "string"}}, "label": label}
+    write(tmp_path / "a.parquet", others, label=[1, 0])
+    assert read_source("parquet", tmp_path).classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (b"{", "its metadata huggingface: Invalid JSON"),
+        (b"\xff", "its metadata huggingface: Invalid JSON"),
+        (b"[1]", "its metadata huggingface: Input should be an object"),
+        (b'{"info": {"features": [1]}}', "its metadata huggingface.info.features: Input should be"),
+        (
+            b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": [1, 2]}}}}',
+            "its metadata huggingface.names.0: Input should be a valid string: write it again",
+        ),
+    ],
+)
+def test_metadata_that_cannot_be_read_are_refused(
+    tmp_path: Path, metadata: bytes, message: str
+) -> None:
+    table = pa.table({"image": [png(0)], "label": [0]})
+    table = table.replace_schema_metadata({"huggingface": metadata})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError) as caught:
+        read_source("parquet", tmp_path)
+    assert f"data.root: a.parquet: {message}" in str(caught.value)
+
+
 def test_the_root_may_be_one_file(tmp_path: Path) -> None:
     write(tmp_path / "photo.parquet", label_name=["b", "a"])
     listing = read_source("parquet", tmp_path / "photo.parquet")
@@ -152,6 +185,8 @@ def test_an_image_that_is_null_has_no_bytes(tmp_path: Path) -> None:
         ({"label_name": ["x", None]}, "a.parquet row 1: no class"),
         ({"label": [0], "domain": [None]}, "column 'domain' is null: make it text"),
         ({"label": [0], "domain": [""]}, "a.parquet row 0: no domain"),
+        ({"label": [0, 0], "domain": ["a", "b/c"]}, "row 1: domain 'b/c': must not hold a '/'"),
+        ({"label_name": [0, 1]}, "column 'label_name' is int64: make it text, or call it 'label'"),
         ({"label": [0], "split": ["dev"]}, "row 0: split 'dev' is none of train, val,"),
         ({"label": [0], "image": ["x.png"]}, "column 'image' is string"),
         ({"label": [0, 0], "label_name": ["x", "y"]}, "label 0 is 'y', but 'x' in a.parquet"),
@@ -165,6 +200,29 @@ def test_columns_that_make_no_sense_are_refused(
     with pytest.raises(DataError) as caught:
         read_source("parquet", tmp_path)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["image", "label", "domain"])
+def test_columns_that_are_there_twice_are_refused(tmp_path: Path, name: str) -> None:
+    columns = {"image": [png(0)], "label": [0], "domain": ["x"]}
+    table = pa.table(columns).append_column(name, [columns[name]])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=rf"a\.parquet: more than one column '{name}': keep one"):
+        read_source("parquet", tmp_path)
+
+
+@pytest.mark.parametrize("column", [{"label": pa.int64()}, {"label_name": pa.string()}])
+def test_a_file_without_rows_is_an_empty_domain(
+    tmp_path: Path, column: dict[str, pa.DataType]
+) -> None:
+    write(tmp_path / "a.parquet", label=[0, 1])
+    schema = pa.schema({"image": pa.binary(), **column})
+    pq.write_table(schema.empty_table(), tmp_path / "b.parquet")
+    assert list(map(len, read_source("parquet", tmp_path).domains.values())) == [2, 0]
+    pq.write_table(
+        schema.append(pa.field("domain", pa.string())).empty_table(), tmp_path / "b.parquet"
+    )
+    assert list(read_source("parquet", tmp_path).domains) == ["a"]
 
 
 def test_files_that_are_no_parquet_or_have_no_image_are_refused(tmp_path: Path) -> None:
@@ -242,6 +300,43 @@ def test_saved_splits_are_the_splits(tmp_path: Path) -> None:
         ]
     }
     assert listing.domains["a"][2].image.read() == png(3)
+
+
+def save_splits(root: Path, **splits: Any) -> None:
+    pytest.importorskip("datasets").DatasetDict(splits).save_to_disk(str(root))
+
+
+def test_saved_splits_of_other_names_are_refused(tmp_path: Path) -> None:
+    save_splits(tmp_path, train=saved([1, 2], ["a", "a"]), unsupervised=saved([3], ["a"]))
+    with pytest.raises(DataError, match="unsupervised: split 'unsupervised' is none of train, val"):
+        read_source("hugging_face", tmp_path)
+
+
+def test_saved_splits_have_any_name_beside_a_column_of_splits(tmp_path: Path) -> None:
+    first, second = (saved([n], ["a"]).add_column("split", [s]) for n, s in ((1, "train"), (2, "")))
+    save_splits(tmp_path, part1=first, part2=second)
+    listing = read_source("hugging_face", tmp_path)
+    assert summary(listing) == {"a": [("part1#0", "ant", "train"), ("part2#0", "zebra", "")]}
+
+
+def test_saved_splits_that_are_lost_are_named(tmp_path: Path) -> None:
+    save_splits(tmp_path, train=saved([1], ["a"]), test=saved([2], ["a"]))
+    (tmp_path / "test").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"not found: hugging_face: the split test \(state\.json\)"):
+        read_source("hugging_face", tmp_path)
+    (tmp_path / "dataset_dict.json").write_text("{")
+    with pytest.raises(DataError, match=r"dataset_dict\.json: no list of splits"):
+        read_source("hugging_face", tmp_path)
+
+
+def test_a_data_set_that_is_saved_again_in_its_place_has_another_stamp(tmp_path: Path) -> None:
+    saved([1], ["a"]).save_to_disk(str(tmp_path / "set"))
+    image = read_source("hugging_face", tmp_path / "set").domains["a"][0].image
+    os.utime(tmp_path / "set" / "state.json", (1, 1))
+    before, folder = stamp(image, {}), (tmp_path / "set").stat()
+    saved([2], ["a"]).save_to_disk(str(tmp_path / "set"))
+    os.utime(tmp_path / "set", ns=(folder.st_atime_ns, folder.st_mtime_ns))
+    assert stamp(image, {}) != before
 
 
 def test_folders_of_saved_data_sets_are_domains(tmp_path: Path) -> None:

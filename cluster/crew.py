@@ -1,0 +1,203 @@
+"""The host actors of a run: who lives where, and how lost ones are made good."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from cluster.actors import ClientHost
+from cluster.patience import LOST, Member, Patience, out_of_memory
+from cluster.placement import HostPlan, balance, hosts_that_fit, place_clients, shelter
+from raysim.config import RunConfig
+from raysim.data.shards import Shard
+from raysim.errors import ClusterError, RunError
+
+# A restarted actor would answer from its constructor's state: recovery is the driver's affair.
+_HOST = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(
+    ClientHost
+)
+_PROBE_S = 15.0
+_LOOK_S = 1.0
+
+
+class Crew:
+    """Starts the hosts, knows where each client lives, replaces hosts that are lost."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        shards: Sequence[Shard],
+        plan: HostPlan,
+        patience: Patience,
+        spill: Path | None,
+    ) -> None:
+        """Plan the hosts; `start` starts them.
+
+        Args:
+            config: the run.
+            shards: every client's rows, and the guests' after them.
+            plan: how many hosts, and what each reserves.
+            patience: waits for them.
+            spill: folder for private states beyond the memory they are given.
+        """
+        self._config = config
+        self._shards = shards
+        self._plan = plan
+        self._patience = patience
+        self._spill = spill
+        clients, guests = shards[: config.data.clients], shards[config.data.clients :]
+        self._work = [shard.num_train for shard in shards]
+        work = [shard.num_train for shard in clients], [shard.num_train for shard in guests]
+        # Guests are tested, not trained: their work is balanced by itself.
+        placed = [host for part in work for host in place_clients(part, plan.num_hosts)]
+        self._host_of = dict(enumerate(placed))
+        self._hosts: dict[int, Member] = {}
+
+    @property
+    def hosts(self) -> Mapping[int, Member]:
+        """The hosts by number."""
+        return self._hosts
+
+    def start(self) -> None:
+        """Start all hosts.
+
+        Raises:
+            ClusterError: some did not start in time.
+            UserError: a host cannot read the data.
+        """
+        missing = self._start(range(self._plan.num_hosts))
+        if missing:
+            free = ray.available_resources()
+            raise ClusterError(
+                f"{len(missing)} of {self._plan.num_hosts} hosts did not start within "
+                f"{self._config.execution.wait_s:g} s: each wants {self._plan.cpus:g} CPU and "
+                f"{self._plan.gpus:g} GPU, free are {free.get('CPU', 0):g} CPU and "
+                f"{free.get('GPU', 0):g} GPU. Wait for other work to end (execution.wait_s), or "
+                "lower execution.hosts"
+            )
+
+    def by_host(self, clients: Iterable[int]) -> dict[int, list[int]]:
+        """Group clients by the number of their host."""
+        groups: dict[int, list[int]] = {}
+        for client in clients:
+            groups.setdefault(self._host_of[client], []).append(client)
+        return groups
+
+    def settle(self, cohort: Sequence[int]) -> dict[int, int]:
+        """Return the moves that even out a round's work; see `balance`."""
+        return balance(cohort, self._work, self._host_of, list(self._hosts))
+
+    def move(self, moves: Mapping[int, int]) -> None:
+        """Let clients live elsewhere; their states are the caller's affair.
+
+        Args:
+            moves: new host by client.
+        """
+        calls: dict[Any, Any] = {}
+        for host, clients in self.by_host(moves).items():
+            if host in self._hosts:
+                calls[self._hosts[host].actor.release.remote(clients)] = self._hosts[host]
+        for host in set(moves.values()):
+            own = {c: self._shards[c] for c, new in moves.items() if new == host}
+            calls[self._hosts[host].actor.adopt.remote(own)] = self._hosts[host]
+        self._host_of |= moves
+        self._patience.get(calls)
+
+    def repair(self, notify: Callable[[str], None]) -> None:
+        """End what does not answer, start anew what fits, and house the rest's clients elsewhere.
+
+        Raises:
+            RunError: no host is left, and none came up in time.
+        """
+        for host in self._hosts.values():
+            host.actor.abandon.remote()
+        dead, starved = self._probe()
+        for index in dead:
+            ray.kill(self._hosts.pop(index).actor)
+        # Also homes that an earlier repair, itself cut short by a loss, did not get to.
+        lost = sorted({*dead, *self._host_of.values()} - self._hosts.keys())
+        # Where memory ran out, fewer clients at once are the remedy.
+        again = [i for i in lost if i not in starved] if self._hosts else lost
+        missing = self._start(again, notify)
+        gone = [index for index in lost if index not in self._hosts]
+        if not self._hosts:
+            raise RunError(
+                f"no host is left, and none of {len(missing)} came up within "
+                f"{self._config.execution.wait_s:g} s (execution.wait_s)"
+            )
+        orphans = [c for c, host in self._host_of.items() if host in gone]
+        self.move(shelter(orphans, self._work, self._host_of, list(self._hosts)))
+        began = ", ".join(str(i) for i in lost if i not in gone)
+        moved = ", ".join(map(str, gone))
+        told = [f"started anew: host {began}"] if began else []
+        told += [f"{len(orphans)} clients of host {moved} live elsewhere now"] if moved else []
+        if told:
+            notify("; ".join(told))
+
+    def close(self) -> None:
+        """End all hosts."""
+        for host in self._hosts.values():
+            ray.kill(host.actor)
+        self._hosts = {}
+
+    def _start(
+        self, indices: Sequence[int], notify: Callable[[str], None] | None = None
+    ) -> list[int]:
+        """Start hosts with their clients; returns those that did not come up."""
+        for index in indices:
+            own = {c: self._shards[c] for c, host in self._host_of.items() if host == index}
+            actor = _HOST.options(
+                num_cpus=self._plan.cpus,
+                num_gpus=self._plan.gpus,
+                runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self._config.local.threads)}},
+            ).remote(self._config, own, index, self._spill)
+            self._hosts[index] = Member(index, actor)
+        waiting = {self._hosts[index].actor.ready.remote(): index for index in indices}
+        self._give_up(waiting[ref] for ref in self._await(waiting, notify))
+        return [index for index in indices if index not in self._hosts]
+
+    def _await(self, waiting: Mapping[Any, int], notify: Callable[[str], None] | None) -> list[Any]:
+        """Wait for hosts to be ready, and give up those that the cluster has no room for."""
+        until = time.monotonic() + self._config.execution.wait_s
+        missing, told = list(waiting), False
+        while missing and time.monotonic() < until:
+            done, missing = ray.wait(missing, num_returns=len(missing), timeout=_LOOK_S)
+            self._patience.poll()
+            for ref in done:
+                self._hosts[waiting[ref]].where = ray.get(ref)
+            fits = hosts_that_fit(ray.cluster_resources(), self._plan.cpus, self._plan.gpus)
+            surplus = len(self._hosts) - fits
+            if notify is not None and surplus > 0 and fits > 0:
+                self._give_up(waiting[ref] for ref in missing[-surplus:])
+                missing = missing[:-surplus]
+            elif notify is not None and missing and surplus > 0 and not told:
+                told = True
+                notify(
+                    f"waiting for {self._plan.cpus:g} CPU and {self._plan.gpus:g} GPU, up to "
+                    f"{self._config.execution.wait_s:g} s (execution.wait_s)"
+                )
+        return missing
+
+    def _give_up(self, indices: Iterable[int]) -> None:
+        """End hosts that did not come up, so that they do not take the room of others."""
+        for index in indices:
+            ray.kill(self._hosts.pop(index).actor)
+
+    def _probe(self) -> tuple[list[int], list[int]]:
+        """Return the hosts that do not answer, and of these the ones that ran out of memory."""
+        calls = {host.actor.steps.remote(): index for index, host in self._hosts.items()}
+        ray.wait(list(calls), num_returns=len(calls), timeout=_PROBE_S)
+        dead, starved = [], []
+        for ref, index in calls.items():
+            try:
+                ray.get(ref, timeout=0)
+            except LOST as error:
+                dead.append(index)
+                if out_of_memory(error):
+                    starved.append(index)
+            except RayError:  # no answer in time
+                dead.append(index)
+        return dead, starved

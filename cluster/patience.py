@@ -1,0 +1,177 @@
+"""Waiting for Ray: interruptible, in the run's own words, and not for what will never answer."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorUnschedulableError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from raysim.errors import RunError, UserError
+from raysim.executor import PlaceLost
+from raysim.signals import Signals
+
+LOST = (
+    RayActorError,
+    ObjectLostError,
+    OutOfMemoryError,
+    WorkerCrashedError,
+    ActorUnschedulableError,
+)
+"""What Ray raises when a process or node is gone, or an object that lay there."""
+_POLL_S = 0.2
+_OUT_OF_MEMORY = ("NODE_OUT_OF_MEMORY", "running low on memory", "OutOfMemory")
+
+
+class Patience:
+    """Waits for calls to actors.
+
+    A signal ends the waiting, never a call into Ray. A host that is at work and does not get on
+    for `hang_s` counts as lost.
+    """
+
+    def __init__(self, signals: Signals, hang_s: float) -> None:
+        """Wait until a signal or a hung host.
+
+        Args:
+            signals: polled while waiting.
+            hang_s: longest time without progress of a host, in seconds.
+        """
+        self._signals = signals
+        self._hang_s = hang_s
+
+    def poll(self) -> None:
+        """Raise a pending signal."""
+        self._signals.poll()
+
+    def get(self, calls: Mapping[Any, "Member | None"]) -> list[Any]:
+        """Return the results of calls, in order.
+
+        Args:
+            calls: object reference -> the host that was called; None for the server, or where a
+                host has no progress to show.
+
+        Raises:
+            PlaceLost: a process or node is gone, or a host hangs.
+        """
+        refs, missing = list(calls), list(calls)
+        pulses = {host: _Pulse(host) for host in calls.values() if host is not None}
+        while missing:
+            # One at a time, so that a dead host is noticed while the others are at work.
+            done, missing = ray.wait(missing, num_returns=1, timeout=_POLL_S)
+            self._signals.poll()
+            for ref in done:
+                _check(ref, calls[ref])
+            for host in {calls[ref] for ref in missing} - {None}:
+                if host is not None and pulses[host].still_for() > self._hang_s:
+                    ray.kill(host.actor)
+                    raise PlaceLost(
+                        f"{host} has not ended a step for {self._hang_s:g} s (execution.hang_s) "
+                        "and was killed"
+                    )
+        return list(ray.get(refs))
+
+    @contextmanager
+    def calling(self, where: str) -> Iterator[None]:
+        """Hold signals back from Ray for the block, and word its errors.
+
+        Raises:
+            PlaceLost: a process or node is gone.
+            RunError: the called code raised; in its own words if it has them. Or Ray itself failed.
+        """
+        try:
+            with self._signals.deferred():
+                yield
+        except PlaceLost as error:
+            raise PlaceLost(f"{where}: {error}") from None
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, UserError):
+                raise cause from None
+            if isinstance(cause, LOST):
+                raise PlaceLost(f"{where}: a process {reason(cause)}") from None
+            text = str(cause) if isinstance(cause, RunError) else f"{where}: {error}"
+            raise RunError(text) from None
+        except LOST as error:
+            raise PlaceLost(f"{where}: a process {reason(error)}") from None
+        except RayError as error:
+            raise RunError(f"{where}: {error}") from None
+
+
+def _check(ref: Any, host: "Member | None") -> None:
+    """Raise what a call raised; a loss by the name of the place."""
+    try:
+        ray.get(ref)
+    except LOST as error:
+        raise PlaceLost(f"{host or 'a process'} {reason(error)}") from None
+
+
+@dataclass(eq=False)
+class Member:
+    """A host actor.
+
+    Attributes:
+        index: its number.
+        actor: its handle.
+        where: process and node, once it is up.
+    """
+
+    index: int
+    actor: Any
+    where: str = ""
+
+    def __str__(self) -> str:
+        """Name the host as messages do."""
+        return f"host {self.index}{f' ({self.where})' if self.where else ''}"
+
+
+class _Pulse:
+    """How long a host has not got on."""
+
+    def __init__(self, host: Member) -> None:
+        self._host = host
+        self._steps = -1
+        self._since = self._asked_at = time.monotonic()
+        self._asked: Any = None
+
+    def still_for(self) -> float:
+        """Ask the host for its steps, now and then; returns the seconds since they last grew."""
+        now = time.monotonic()
+        if self._asked is None and now - self._asked_at > 1.0:
+            self._asked, self._asked_at = self._host.actor.steps.remote(), now
+        if self._asked is not None:
+            done, _ = ray.wait([self._asked], timeout=0)
+            if done:
+                steps = ray.get(self._asked)
+                self._asked = None
+                if steps != self._steps:
+                    self._steps, self._since = steps, now
+        return now - self._since
+
+
+def reason(error: BaseException) -> str:
+    """Say why a place was lost, as what it did."""
+    text = " ".join(str(error).split())
+    if any(sign in text for sign in _OUT_OF_MEMORY):
+        return (
+            "was killed for want of memory (if it happens again, lower local.batch_size, "
+            "execution.hosts or execution.state_memory_mb)"
+        )
+    if "creation task" in text:
+        return f"did not start: {error}"
+    return "died with its node" if "node" in text.lower() else "died"
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Tell whether a process was killed for want of memory."""
+    return any(sign in str(error) for sign in _OUT_OF_MEMORY)
