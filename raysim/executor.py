@@ -1,5 +1,6 @@
 """How the round loop reaches the server and the hosts, and the executor that needs no cluster."""
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,6 +102,7 @@ class InProcessExecutor:
             dataset: names the classes and domains.
             spill: folder for private states that memory is not meant to hold.
         """
+        self._spill = spill
         self._server = Server(config, len(dataset.classes), len(dataset.domains))
         shards = dict(enumerate(partition.holders(method_of(config).adapts)))
         self._host = Host(config, shards, spill=spill)
@@ -157,3 +159,5 @@ class InProcessExecutor:
 
     def close(self) -> None:
         """See `Executor.close`."""
+        if self._spill is not None:
+            shutil.rmtree(self._spill, ignore_errors=True)

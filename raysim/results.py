@@ -41,6 +41,7 @@ TIMINGS = pa.schema(
     ]
 )
 Row = dict[str, Any]
+_PACK_ROWS = 4096
 ALL = "*"
 """The domain of rows that speak of all domains together."""
 
@@ -58,6 +59,7 @@ class MetricsTable:
         self._domains = domains
         self._unseen = unseen
         self._rounds: dict[int, list[Row]] = {}
+        self._packed: dict[int, pa.Table] = {}  # earlier rounds, a tenth as large as their rows
 
     def add(
         self,
@@ -73,7 +75,7 @@ class MetricsTable:
     ) -> None:
         """Append a row."""
         cells = (round_, model, client, domain, split, metric, float(value), count)
-        self._rounds.setdefault(round_, []).append(dict(zip(METRICS.names, cells, strict=True)))
+        self._open(round_).append(dict(zip(METRICS.names, cells, strict=True)))
 
     def add_evaluation(self, round_: int, sums: Iterable[EvalSum]) -> JsonDict:
         """Append accuracies (percent) and losses of one evaluation; returns `evaluation`."""
@@ -110,7 +112,7 @@ class MetricsTable:
             `unseen` (accuracy of the `global` and the `adapted` model by name).
             Empty if the split was not evaluated in this round.
         """
-        rows = [row for row in self._rounds.get(round_, []) if row["split"] == split]
+        rows = [row for row in self._rows(round_) if row["split"] == split]
         figures = {(row["model"], row["metric"]): row["value"] for row in rows}
         if ("global", "accuracy_avg") not in figures:
             return {}
@@ -133,23 +135,25 @@ class MetricsTable:
 
     def evaluated_rounds(self) -> list[int]:
         """Return the rounds that were evaluated, ascending."""
-        return [r for r in sorted(self._rounds) if self.evaluation(r)]
+        return [r for r in sorted({*self._rounds, *self._packed}) if self.evaluation(r)]
 
     def drop_evaluation(self, round_: int) -> None:
         """Forget a round's evaluation."""
-        rows = self._rounds.get(round_, [])
-        self._rounds[round_] = [row for row in rows if row["split"] == "train"]
+        rows = self._open(round_)
+        rows[:] = [row for row in rows if row["split"] == "train"]
 
     def total(self, metric: str) -> float:
         """Return the sum over rounds of a figure of the whole run, such as bytes_up."""
-        rows = (row for rows in self._rounds.values() for row in rows)
-        return float(sum(r["value"] for r in rows if r["metric"] == metric and r["client"] < 0))
+        table = self.table()
+        chosen = table.filter((pc.field("metric") == metric) & (pc.field("client") < 0))
+        return float(pc.sum(chosen.column("value")).as_py() or 0)
 
     def table(self) -> pa.Table:
         """Return all rows, sorted."""
         keys = ["round", "model", "client", "domain", "split", "metric"]
         rows = [row for round_ in sorted(self._rounds) for row in self._rounds[round_]]
-        table = pa.Table.from_pylist(rows, schema=METRICS)
+        now = pa.Table.from_pylist(rows, schema=METRICS)
+        table = pa.concat_tables([*self._packed.values(), now]).combine_chunks()
         return table.sort_by([(key, "ascending") for key in keys])
 
     def write(self, path: Path) -> None:
@@ -158,9 +162,27 @@ class MetricsTable:
 
     def resume(self, path: Path) -> None:
         """Take over the rows of a file."""
+        table = pq.read_table(path, schema=METRICS)
+        rounds = pc.unique(table.column("round")).to_pylist()
         self._rounds = {}
-        for row in pq.read_table(path, schema=METRICS).to_pylist():
-            self._rounds.setdefault(row["round"], []).append(row)
+        self._packed = {r: table.filter(pc.field("round") == r).combine_chunks() for r in rounds}
+
+    def _open(self, round_: int) -> list[Row]:
+        """Return the rows of a round, to be changed; other rounds are packed."""
+        if round_ not in self._rounds:
+            for other, rows in self._rounds.items():
+                self._packed[other] = pa.Table.from_pylist(rows, schema=METRICS)
+            packed = self._packed.pop(round_, None)
+            self._rounds = {round_: packed.to_pylist() if packed is not None else []}
+        return self._rounds[round_]
+
+    def _rows(self, round_: int) -> list[Row]:
+        """Return the rows of a round that stand for held-out examples."""
+        if round_ in self._packed:
+            table = self._packed[round_]
+            found: list[Row] = table.filter(pc.field("split") != "train").to_pylist()
+            return found
+        return self._rounds.get(round_, [])
 
     def _add_figures(
         self, round_: int, model: str, split: str, parts: Sequence[Sequence[EvalSum]]
@@ -190,6 +212,7 @@ class TimingsTable:
     def __init__(self) -> None:
         """Start empty."""
         self._rows: list[dict[str, Any]] = []
+        self._packed: list[pa.Table] = []  # a tenth as large as the rows
 
     def add(
         self,
@@ -205,20 +228,28 @@ class TimingsTable:
         """Append a row."""
         values = (round_, phase, host, client, what, seconds, num_bytes)
         self._rows.append(dict(zip(TIMINGS.names, values, strict=True)))
+        if len(self._rows) >= _PACK_ROWS:
+            self._packed, self._rows = [self.table()], []
 
     def resume(self, path: Path, round_: int) -> None:
         """Take over the rows of earlier rounds, if the file is there."""
         if path.exists():
             table = pq.read_table(path, schema=TIMINGS)
-            self._rows = table.filter(pc.field("round") <= round_).to_pylist()
+            self._packed, self._rows = [table.filter(pc.field("round") <= round_)], []
+
+    def table(self) -> pa.Table:
+        """Return all rows, in the order in which they came."""
+        now = pa.Table.from_pylist(self._rows, schema=TIMINGS)
+        return pa.concat_tables([*self._packed, now]).combine_chunks()
 
     def write(self, path: Path) -> None:
         """Write the table atomically."""
-        write_table(pa.Table.from_pylist(self._rows, schema=TIMINGS), path)
+        write_table(self.table(), path)
 
     def total(self, what: str) -> float:
         """Return the seconds of all rows of a kind."""
-        return float(sum(row["seconds"] for row in self._rows if row["what"] == what))
+        chosen = self.table().filter(pc.field("what") == what)
+        return float(pc.sum(chosen.column("seconds")).as_py() or 0)
 
 
 def write_table(table: pa.Table, path: Path) -> None:

@@ -206,7 +206,6 @@ def test_a_run_without_memory_for_states_has_the_same_bits(method: str, tmp_path
     assert len(found.snapshot.clients) >= 4
 
 
-@pytest.mark.xfail(strict=True, reason="InProcessExecutor.close does not remove its spill folder")
 def test_a_run_in_this_process_leaves_no_states_behind(tmp_path: Path) -> None:
     config = toy_config(method="ditto", **{"execution.state_memory_mb": 0})
     dataset, partition = dealt(config)
