@@ -242,6 +242,7 @@ class PreparedFile:
         for number in np.unique(batch_of):
             here = np.flatnonzero(batch_of == number)
             flat[here] = self._batch_pixels(int(number))[rows[here] - number * step]
+        self._open.pop("pixels", None)  # an open mapping holds every page that was touched
 
     def _batch_pixels(self, number: int) -> NDArray[np.uint8]:
         try:
