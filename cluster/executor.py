@@ -94,7 +94,6 @@ class RayExecutor:
             raise
         self._round = -1
         self._lost = ""
-        self.num_hosts = plan.num_hosts
         self.description = f"{plan.num_hosts} hosts on {cluster}"
 
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:

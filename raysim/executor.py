@@ -46,7 +46,6 @@ class Executor(Protocol):
     whose `commit` has returned is never lost; one whose `commit` raised was not committed.
     """
 
-    num_hosts: int
     description: str
 
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
@@ -84,7 +83,6 @@ class Executor(Protocol):
 class InProcessExecutor:
     """One host with all clients, and the server, in this process."""
 
-    num_hosts = 1
     description = "in this process"
 
     def __init__(

@@ -26,7 +26,6 @@ SIZES = (250, 30)
 class FakeExecutor:
     """Counts rounds; each client's loss is its id, accuracy in percent is ten times the round."""
 
-    num_hosts = 1
     description = "nowhere"
 
     def __init__(self, error: BaseException | None = None, error_round: int = -1) -> None:
