@@ -30,6 +30,7 @@ class ClientHost:
         self, config: RunConfig, shards: Mapping[int, Shard], index: int, spill: Path | None
     ) -> None:
         """Hold the given clients; see `Host`."""
+        self._index = index
         device = "cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
         try:
             self._host = Host(config, shards, index=index, device=device, spill=_own(spill))
@@ -37,6 +38,10 @@ class ClientHost:
             self._failed: UserError | None = error
         else:
             self._failed = None
+
+    def __repr__(self) -> str:
+        """Name the actor, for Ray's dashboard and logs."""
+        return f"host-{self._index}"
 
     def ready(self) -> str:
         """Return process and node, once the host is built.
@@ -88,10 +93,6 @@ class ClientHost:
         """See `Host.evaluate`."""
         return self._host.evaluate(round_, units, weights, message, personal=personal)
 
-    def staged_sizes(self) -> dict[int, int]:
-        """See `Host.staged_sizes`."""
-        return self._host.staged_sizes()
-
     def staged(self, clients: Sequence[int]) -> dict[int, Arrays]:
         """See `Host.staged`."""
         return self._host.staged(clients)
@@ -106,15 +107,24 @@ class ClientHost:
 
 
 class ServerActor:
-    """The server, on the driver's node."""
+    """The server, on the driver's node; calls of the group "control" run beside others."""
 
     def __init__(self, config: RunConfig, num_classes: int, num_domains: int) -> None:
         """Build the server; see `Server`."""
         self._server = Server(config, num_classes, num_domains)
 
+    def __repr__(self) -> str:
+        """Name the actor, for Ray's dashboard and logs."""
+        return "server"
+
     def ready(self) -> bool:
         """Return once the server is built."""
         return True
+
+    @ray.method(concurrency_group="control")
+    def steps(self) -> int:
+        """Return a number that grows while the server is at work."""
+        return self._server.steps
 
     @ray.method(num_returns=2)
     def staged(self) -> tuple[Arrays, Arrays]:
@@ -126,7 +136,9 @@ class ServerActor:
         """See `Server.broadcast`."""
         return self._server.broadcast(round_, phase)
 
-    def aggregate(self, round_: int, phase: str, partials: Sequence[Any]) -> dict[str, float]:
+    def aggregate(
+        self, round_: int, phase: str, partials: Sequence[Any]
+    ) -> tuple[dict[str, float], Arrays]:
         """Fetch the hosts' partial results one by one and aggregate; see `Server.aggregate`.
 
         Args:

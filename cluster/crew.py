@@ -149,12 +149,10 @@ class Crew:
         """Start hosts with their clients; returns those that did not come up."""
         for index in indices:
             own = {c: self._shards[c] for c, host in self._host_of.items() if host == index}
-            actor = _HOST.options(
-                num_cpus=self._plan.cpus,
-                num_gpus=self._plan.gpus,
-                runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self._config.local.threads)}},
-            ).remote(self._config, own, index, self._spill)
-            self._hosts[index] = Member(index, actor)
+            # Without an environment of its own, an actor takes a process that Ray has started.
+            options = {"num_cpus": self._plan.cpus, "num_gpus": self._plan.gpus}
+            actor = _HOST.options(**options).remote(self._config, own, index, self._spill)
+            self._hosts[index] = Member(f"host {index}", actor)
         waiting = {self._hosts[index].actor.ready.remote(): index for index in indices}
         self._give_up(waiting[ref] for ref in self._await(waiting, notify))
         return [index for index in indices if index not in self._hosts]

@@ -20,7 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.actors import ServerActor
 from cluster.crew import Crew
-from cluster.patience import Patience
+from cluster.meter import Meter
+from cluster.patience import Member, Patience
 from cluster.placement import plan_hosts
 from cluster.session import session
 from raysim.config import RunConfig
@@ -34,7 +35,9 @@ from raysim.skeleton import method_of
 from raysim.states import ClientStates
 from raysim.tensors import digest, num_bytes
 
-_SERVER = ray.remote(max_restarts=0, max_task_retries=0)(ServerActor)
+_SERVER = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(
+    ServerActor
+)
 _PROBE_S = 15.0
 _GATHERED = 8
 """Clients whose updates a host sends together where the server needs them one by one."""
@@ -85,7 +88,7 @@ class RayExecutor:
             with self._patience.calling("starting the hosts"):
                 self._crew.start()
                 self._model, self._memory = self._server.staged.remote()
-                self._patience.get({self._model: None, self._memory: None})
+                self._patience.get(self._of_server(self._model, self._memory))
         except PlaceLost as error:
             self.close()
             raise RunError(str(error)) from None
@@ -93,7 +96,9 @@ class RayExecutor:
             self.close()
             raise
         self._round = -1
+        self._staged: dict[int, int] = {}  # bytes of the states that the round has changed
         self._lost = ""
+        self._meter = Meter(config.method.label, config.data.name, config.seed)
         self.description = f"{plan.num_hosts} hosts on {cluster}"
 
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
@@ -103,7 +108,7 @@ class RayExecutor:
             self._ensure_whole()
             if round_ != self._round:
                 self._move(self._hosts.settle(cohort))
-                self._round = round_
+                self._round, self._staged = round_, {}
             message, down = self._server.broadcast.remote(round_, phase)
             partials, reports = [], {}
             for index, clients in self._hosts.by_host(cohort).items():
@@ -115,20 +120,23 @@ class RayExecutor:
                     )
                     partials.append(partial)
                     reports[report] = host
+            # One after the other: hosts that wait for the server are not to blame.
+            (bytes_down,) = self._patience.get(self._of_server(down))
             done = self._patience.get(reports)
+            for report in done:
+                self._staged |= {c.client: c.state_bytes for c in report.clients if c.state_bytes}
             trained = time.perf_counter()
             aggregated = self._server.aggregate.remote(round_, phase, partials)
-            metrics, bytes_down = self._patience.get({aggregated: None, down: None})
-        return PhaseReport(
-            clients=sorted((c for r in done for c in r.clients), key=lambda c: c.client),
+            ((metrics, watched),) = self._patience.get(self._of_server(aggregated))
+        report = PhaseReport(
+            hosts=done,
             metrics=metrics,
             bytes_down=bytes_down,
             seconds={"clients": trained - started, "aggregate": time.perf_counter() - trained},
-            partial_bytes={
-                index: sum(report.partial_bytes for report in done if report.host == index)
-                for index in sorted({report.host for report in done})
-            },
+            watched=watched,
         )
+        self._meter.phase(report)
+        return report
 
     def commit(self) -> None:
         """See `Executor.commit`.
@@ -139,20 +147,22 @@ class RayExecutor:
             self._ensure_whole()
             model, memory = self._server.staged.remote()
             self._incoming.clear()
-            hosts = list(self._hosts.hosts.values())
-            sizes = self._patience.get({host.actor.staged_sizes.remote(): host for host in hosts})
-            for host, size_of in zip(hosts, sizes, strict=True):
-                for block in _blocks(size_of):
+            hosts = self._hosts.hosts
+            for index, clients in self._hosts.by_host(self._staged).items():
+                host = hosts[index]
+                for block in _blocks({client: self._staged[client] for client in clients}):
                     (states,) = self._patience.get({host.actor.staged.remote(block): host})
                     for client, state in states.items():
                         # Copies: a view would keep the whole block in the object store.
                         self._incoming.put(client, {n: np.array(a) for n, a in state.items()})
-            self._patience.get({model: None, memory: None})
+            self._patience.get(self._of_server(model, memory))
             self._states.absorb(self._incoming)
             self._model, self._memory = model, memory
+            self._meter.round()
             try:
-                calls = {host.actor.commit.remote(): host for host in hosts}
-                self._patience.get({self._server.commit.remote(): None, **calls})
+                calls = self._of_server(self._server.commit.remote())
+                calls |= {host.actor.commit.remote(): host for host in hosts.values()}
+                self._patience.get(calls)
             except PlaceLost as error:  # the round stands; the next step finds what is missing
                 self._lost = f"{error} at the end of the round before"
             except RayError:
@@ -162,7 +172,7 @@ class RayExecutor:
         """See `Executor.evaluate`."""
         with self._patience.calling(f"the evaluation of round {round_ + 1}"):
             self._ensure_whole()
-            message, _ = self._server.broadcast.remote(round_, "evaluate")
+            message, sent = self._server.broadcast.remote(round_, "evaluate")
             hosts = list(self._hosts.hosts.values())
             calls = {
                 host.actor.evaluate.remote(
@@ -170,13 +180,14 @@ class RayExecutor:
                 ): host
                 for index, host in enumerate(hosts)
             }
+            self._patience.get(self._of_server(sent))
             return [item for part in self._patience.get(calls) for item in part]
 
     def costs(self) -> Costs:
         """See `Executor.costs`."""
         with self._patience.calling("counting costs"):
             self._ensure_whole()
-            (costs,) = self._patience.get({self._server.costs.remote(): None})
+            (costs,) = self._patience.get(self._of_server(self._server.costs.remote()))
         return cast(Costs, costs)
 
     def digest(self) -> str:
@@ -229,10 +240,13 @@ class RayExecutor:
         return self._crew
 
     def _start_server(self) -> Any:
-        threads = {"env_vars": {"OMP_NUM_THREADS": str(self._config.local.threads)}}
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = {"num_cpus": 0, "scheduling_strategy": here, "runtime_env": threads}
+        options = {"num_cpus": 0, "scheduling_strategy": here}
         return _SERVER.options(**options).remote(self._config, *self._sizes)
+
+    def _of_server(self, *refs: Any) -> dict[Any, Member | None]:
+        """Return calls that were made to the server, as `Patience.get` takes them."""
+        return dict.fromkeys(refs, Member("the server", self._server))
 
     def _ensure_whole(self) -> None:
         """Refuse to go on with actors that may not have heard of the last committed round."""
@@ -250,7 +264,7 @@ class RayExecutor:
     def _send_committed(self) -> None:
         """Bring server and hosts to the last committed round."""
         self._round = -1
-        calls = {self._server.restore.remote(self._model, self._memory): None}
+        calls = self._of_server(self._server.restore.remote(self._model, self._memory))
         calls |= {host.actor.restore.remote({}): host for host in self._hosts.hosts.values()}
         self._patience.get(calls)
         for index, clients in self._hosts.by_host(self._states).items():

@@ -36,16 +36,16 @@ _OUT_OF_MEMORY = ("NODE_OUT_OF_MEMORY", "running low on memory", "OutOfMemory")
 class Patience:
     """Waits for calls to actors.
 
-    A signal ends the waiting, never a call into Ray. A host that is at work and does not get on
+    A signal ends the waiting, never a call into Ray. An actor that is at work and does not get on
     for `hang_s` counts as lost.
     """
 
     def __init__(self, signals: Signals, hang_s: float) -> None:
-        """Wait until a signal or a hung host.
+        """Wait until a signal or a hung actor.
 
         Args:
             signals: polled while waiting.
-            hang_s: longest time without progress of a host, in seconds.
+            hang_s: longest time without progress of an actor, in seconds.
         """
         self._signals = signals
         self._hang_s = hang_s
@@ -58,25 +58,25 @@ class Patience:
         """Return the results of calls, in order.
 
         Args:
-            calls: object reference -> the host that was called; None for the server, or where a
-                host has no progress to show.
+            calls: object reference -> the actor that was called; None where it has no progress
+                to show.
 
         Raises:
-            PlaceLost: a process or node is gone, or a host hangs.
+            PlaceLost: a process or node is gone, or an actor hangs.
         """
         refs, missing = list(calls), list(calls)
-        pulses = {host: _Pulse(host) for host in calls.values() if host is not None}
+        pulses = {member: _Pulse(member) for member in calls.values() if member is not None}
         while missing:
             # One at a time, so that a dead host is noticed while the others are at work.
             done, missing = ray.wait(missing, num_returns=1, timeout=_POLL_S)
             self._signals.poll()
             for ref in done:
                 _check(ref, calls[ref])
-            for host in {calls[ref] for ref in missing} - {None}:
-                if host is not None and pulses[host].still_for() > self._hang_s:
-                    ray.kill(host.actor)
+            for member in dict.fromkeys(calls[ref] for ref in missing):
+                if member is not None and pulses[member].still_for() > self._hang_s:
+                    ray.kill(member.actor)
                     raise PlaceLost(
-                        f"{host} has not ended a step for {self._hang_s:g} s (execution.hang_s) "
+                        f"{member} has not ended a step for {self._hang_s:g} s (execution.hang_s) "
                         "and was killed"
                     )
         return list(ray.get(refs))
@@ -108,47 +108,47 @@ class Patience:
             raise RunError(f"{where}: {error}") from None
 
 
-def _check(ref: Any, host: "Member | None") -> None:
+def _check(ref: Any, member: "Member | None") -> None:
     """Raise what a call raised; a loss by the name of the place."""
     try:
         ray.get(ref)
     except LOST as error:
-        raise PlaceLost(f"{host or 'a process'} {reason(error)}") from None
+        raise PlaceLost(f"{member or 'a process'} {reason(error)}") from None
 
 
 @dataclass(eq=False)
 class Member:
-    """A host actor.
+    """An actor of the run, which counts its steps.
 
     Attributes:
-        index: its number.
+        name: "the server", or a host with its number.
         actor: its handle.
         where: process and node, once it is up.
     """
 
-    index: int
+    name: str
     actor: Any
     where: str = ""
 
     def __str__(self) -> str:
-        """Name the host as messages do."""
-        return f"host {self.index}{f' ({self.where})' if self.where else ''}"
+        """Name the actor as messages do."""
+        return f"{self.name}{f' ({self.where})' if self.where else ''}"
 
 
 class _Pulse:
-    """How long a host has not got on."""
+    """How long an actor has not got on."""
 
-    def __init__(self, host: Member) -> None:
-        self._host = host
+    def __init__(self, member: Member) -> None:
+        self._member = member
         self._steps = -1
         self._since = self._asked_at = time.monotonic()
         self._asked: Any = None
 
     def still_for(self) -> float:
-        """Ask the host for its steps, now and then; returns the seconds since they last grew."""
+        """Ask the actor for its steps, now and then; returns the seconds since they last grew."""
         now = time.monotonic()
         if self._asked is None and now - self._asked_at > 1.0:
-            self._asked, self._asked_at = self._host.actor.steps.remote(), now
+            self._asked, self._asked_at = self._member.actor.steps.remote(), now
         if self._asked is not None:
             done, _ = ray.wait([self._asked], timeout=0)
             if done:

@@ -34,6 +34,12 @@ def plan_hosts(
     wanted_gpus = (1.0 if gpus >= 1 else 0.0) if per_host == "auto" else float(per_host)
     fits = hosts_that_fit(total, settings.cpus_per_host, wanted_gpus)
     wanted = max(fits, 1) if settings.hosts == "auto" else int(settings.hosts)
+    if wanted_gpus and not gpus:
+        raise ClusterError(
+            f"execution.gpus_per_host={wanted_gpus:g}, but the cluster has no GPU that Ray knows "
+            "of: execution.gpus_per_host=0 (or auto) trains on CPUs; for GPUs, check `nvidia-smi` "
+            "on the nodes and CUDA_VISIBLE_DEVICES where Ray was started"
+        )
     if wanted > fits:
         raise ClusterError(
             f"wanted: {wanted} hosts with {settings.cpus_per_host:g} CPU"

@@ -4,17 +4,21 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from ray._private import ray_constants
 
 from raysim.config import ExecutionSettings
 from raysim.cpus import usable_cpus
-from raysim.errors import ClusterError
+from raysim.errors import ClusterError, remedy
 
+_TOKENS = "set RAY_AUTH_MODE (token or disabled) as it was for `ray start`"
 # One for the process: Ray caches the first token it sees.
 _TOKEN = secrets.token_hex(32)
+_beginning: Future[str] | None = None
 
 
 @contextmanager
@@ -27,6 +31,15 @@ def session(settings: ExecutionSettings) -> Iterator[str]:
     Raises:
         ClusterError: the named cluster does not answer, or Ray does not start.
     """
+    if _beginning is None:
+        with _held(settings) as description:
+            yield description
+    else:
+        yield _beginning.result()
+
+
+@contextmanager
+def _held(settings: ExecutionSettings) -> Iterator[str]:
     if ray.is_initialized():
         yield "the Ray session of this process"
         return
@@ -44,6 +57,24 @@ def session(settings: ExecutionSettings) -> Iterator[str]:
         _restore(before)
 
 
+@contextmanager
+def beginning(settings: ExecutionSettings) -> Iterator[None]:
+    """Let Ray start beside what the block does; the next `session` in it waits for that.
+
+    Starting Ray is mostly waiting for other processes: time enough to import torch.
+    """
+    global _beginning
+    held = _held(settings)
+    with ThreadPoolExecutor(1) as pool:
+        _beginning = pool.submit(held.__enter__)
+        try:
+            yield
+        finally:
+            begun, _beginning = _beginning, None
+            if begun.exception() is None:
+                held.__exit__(None, None, None)
+
+
 def _start_local() -> None:
     """Start Ray for this run alone: loopback only, with a token that dies with it."""
     if "RAY_AUTH_MODE" not in os.environ:  # Ray then turns tokens on, and would write a file
@@ -53,23 +84,36 @@ def _start_local() -> None:
     # Ray answers 127.0.0.1 with the machine's outer address, and then listens on all of them,
     # unless it is told that there is no cluster: by a constant here, by the variable elsewhere.
     os.environ.setdefault(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0")
-    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    alone = _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)
+    # The dashboard's agent imports all of the dashboard, and Ray waits for it, unless it believes
+    # that the dashboard's dependencies are not installed.
+    small = _replaced(ray._private.utils, "get_dashboard_dependency_error", lambda: ImportError())
     try:
-        ray.init(
-            address="local",
-            num_cpus=usable_cpus(),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _node_ip_address="127.0.0.1",
-        )
+        with alone, small:
+            ray.init(
+                address="local",
+                num_cpus=usable_cpus(),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _node_ip_address="127.0.0.1",
+            )
     except Exception as error:
         raise ClusterError(
             f"Ray did not start on this machine: {error}\n"
             "execution.backend=inprocess runs without Ray"
         ) from error
+
+
+@contextmanager
+def _replaced(module: Any, name: str, value: object) -> Iterator[None]:
+    """Give a name of a module another value for the block."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        setattr(module, name, before)
 
 
 def _join(address: str) -> None:
@@ -83,8 +127,7 @@ def _join(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         raise ClusterError(
-            f"cannot join the Ray cluster at {address}: {error}\n"
-            "set RAY_AUTH_MODE (token or disabled) as it was for `ray start`; "
+            f"cannot join the Ray cluster at {address}: {error}\n{remedy(error) or _TOKENS}; "
             "unset RAY_ADDRESS to use a Ray of your own"
         ) from error
 

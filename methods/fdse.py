@@ -65,6 +65,7 @@ from raysim.seeds import Stream
 from raysim.settings import alias
 from raysim.tensors import Arrays, load_arrays, prefixed, state_arrays, under
 from raysim.training import ShardData, fit, freeze_batchnorm
+from raysim.watched import watched_weights
 
 
 class FDSE(Method):
@@ -195,17 +196,20 @@ class FDSE(Method):
         model = dict(super().aggregate(server, partial).model)
         updates, memory = partial.in_client_order(), dict(server.memory)
         cohort = [client for client, _ in updates]
+        watched: Arrays = {"cohort": np.array(cohort, np.int32)}
         for entry in updates[0][1] if updates else ():
             trained = [arrays[entry] for _, arrays in updates]
             old, rows = server.weights[entry], memory.get(f"dse/{entry}")
             if rows is None:
-                model[entry] = as_entry(old + consensus_step(old, trained), old)
+                step, watched[f"consensus/{entry}"] = consensus_step(old, trained)
+                model[entry] = as_entry(old + step, old)
             else:
                 rows = rows.copy()
-                rows[cohort] = mix(np.stack(trained), self.temperature)
+                mixed, watched[f"attention/{entry}"] = mix(np.stack(trained), self.temperature)
+                rows[cohort] = mixed
                 memory[f"dse/{entry}"] = rows
                 model[entry] = as_entry(rows.mean(0, dtype=np.float64), old)
-        return ServerState(model=model, memory=memory)
+        return ServerState(model=model, memory=memory, watched=watched_weights(watched))
 
     def load_global(self, model: ChannelModel, weights: Arrays, message: Arrays) -> None:
         """Load the mean DSE tensors, with BN_DSE normalising by the statistics of each slice."""

@@ -52,6 +52,7 @@ from raysim.settings import alias
 from raysim.structures import Structure, covered_means, filter_magnitudes
 from raysim.tensors import Array, Arrays, load_arrays, prefixed, under
 from raysim.training import Batch
+from raysim.watched import watched_importance, watched_mask
 
 Floats = NDArray[np.float64]
 
@@ -155,6 +156,7 @@ class FedFIP(Method):
         return Update(
             sums={"importance": Weighted(uploaded_C, client.num_examples)},
             state=client.state | {"importance": importance_DC},
+            watched=watched_importance(importance_DC, counts_D),
         )
 
     def _train(self, client: ClientView, shared: Structure) -> Update:
@@ -273,11 +275,13 @@ class FedFIP(Method):
         shared = self._structure(server.model, server.memory["mask"])
         if server.phase == "importance":
             memory = self._new_mask(server, shared, partial.sums["importance"].mean())
-            return ServerState(model=server.weights, memory=server.memory | memory)
+            watched = watched_mask(shared.groups, memory.get("mask", shared.mask_C))
+            return ServerState(model=server.weights, memory=server.memory | memory, watched=watched)
         model = self._average(server.weights, partial, shared)
         names = [name for name in partial.sums if name.startswith("structure/")]
         memory = self._learn(server, under("structure", partial.means(names)))
-        return ServerState(model=model, memory=server.memory | memory)
+        watched = {name: array for name, array in memory.items() if names}
+        return ServerState(model=model, memory=server.memory | memory, watched=watched)
 
     def _new_mask(self, server: ServerView, shared: Structure, score_C: Floats) -> Arrays:
         if not self.dsfp:
@@ -292,12 +296,9 @@ class FedFIP(Method):
         mask_C = select_units(score_C, groups, self.keep_ratio, max(self.min_keep, 1e-9))
         prototype_DC, known_D = project(server.memory["prototypes"], mask_C)
         churn = float((mask_C & ~old_C).sum()) / float(mask_C.sum())
-        return {
-            "mask": mask_C,
-            "churn": np.array([churn]),
-            "prototypes": prototype_DC,
-            "known": server.memory["known"] & known_D,
-        }
+        known_D &= server.memory["known"]
+        memory = {"mask": mask_C, "prototypes": prototype_DC, "known": known_D}
+        return memory | {"churn": np.array([churn])}
 
     def _average(self, old: Arrays, partial: Partial, shared: Structure) -> Arrays:
         if not self.sa:

@@ -18,6 +18,7 @@ from raysim.tensors import Array, Arrays
 
 MAX_TOTAL_WEIGHT = 2**24
 _VALUE_BITS = 38  # value bits + weight bits = 62, so that a full sum stays inside int64
+_BLOCK = 2**15  # elements that are added at a time, so that what lies between stays in the cache
 _BIN_STEP = 8  # exponents are multiples of this: few bins, and at least 30 bits below the peak
 
 
@@ -60,19 +61,7 @@ class ExactSum:
             OverflowError: the total weight reaches `MAX_TOTAL_WEIGHT`.
             ValueError: another shape.
         """
-        if value.shape != self.shape:
-            raise ValueError(f"shape {value.shape} added to a sum of shape {self.shape}")
-        peak = float(np.abs(value).max()) if value.size else 0.0
-        if not np.isfinite(peak):
-            raise NonFiniteError("NaN or infinity")
-        self._count(weight)
-        if peak > 0.0 and weight > 0:
-            exponent = _exponent(peak)
-            scaled = value.astype(np.float64)
-            scaled *= 2.0**exponent
-            integers = np.rint(scaled, out=scaled).astype(np.int64)
-            integers *= weight
-            self._join(exponent, integers)
+        self._add(value, weight, _peak(value))
 
     def merge(self, other: "ExactSum") -> None:
         """Add another partial sum."""
@@ -80,13 +69,14 @@ class ExactSum:
             raise ValueError(f"shape {other.shape} merged into a sum of shape {self.shape}")
         self._count(other.weight)
         for exponent, integers in other.bins.items():
-            self._join(exponent, integers)
+            own = self.bins.get(exponent)
+            self.bins[exponent] = integers.copy() if own is None else np.add(own, integers, out=own)
 
     def total(self) -> NDArray[np.float64]:
         """Return the sum as float64."""
         out = np.zeros(self.shape, np.float64)
         for exponent in sorted(self.bins, reverse=True):  # small magnitudes first
-            out += self.bins[exponent].astype(np.float64) * 2.0**-exponent
+            out += self.bins[exponent] * 2.0**-exponent
         return out
 
     def mean(self) -> NDArray[np.float64]:
@@ -97,7 +87,29 @@ class ExactSum:
         """
         if self.weight == 0:
             raise ZeroDivisionError("the mean of contributions of total weight 0")
-        return self.total() / self.weight
+        total = self.total()
+        total /= self.weight
+        return total
+
+    def _add(self, value: Array, weight: int, peak: float) -> None:
+        """Add `weight` times `value`, whose largest magnitude is `peak`."""
+        if value.shape != self.shape:
+            raise ValueError(f"shape {value.shape} added to a sum of shape {self.shape}")
+        self._count(weight)
+        if peak == 0.0 or weight == 0:
+            return
+        exponent = _exponent(peak)
+        if exponent not in self.bins:
+            self.bins[exponent] = np.zeros(self.shape, np.int64)
+        # float32 times a power of two, rounded to whole numbers, is exact, if it has the power.
+        exact = value.dtype == np.float32 and exponent < 128
+        scale = np.float32(2.0**exponent) if exact else np.float64(2.0**exponent)
+        values, out = value.reshape(-1), self.bins[exponent].reshape(-1)
+        for start in range(0, value.size, _BLOCK):
+            scaled = values[start : start + _BLOCK] * scale
+            integers = np.rint(scaled, out=scaled).astype(np.int64)
+            integers *= weight
+            out[start : start + _BLOCK] += integers
 
     def _count(self, weight: int) -> None:
         if weight < 0 or self.weight + weight >= MAX_TOTAL_WEIGHT:
@@ -107,11 +119,27 @@ class ExactSum:
             )
         self.weight += weight
 
-    def _join(self, exponent: int, integers: NDArray[np.int64]) -> None:
-        if exponent in self.bins:
-            self.bins[exponent] = self.bins[exponent] + integers
-        else:
-            self.bins[exponent] = integers
+
+def _peak(value: Array) -> float:
+    """Return the largest magnitude of an array, 0 if it is empty.
+
+    Raises:
+        NonFiniteError: the array holds NaN or infinity.
+    """
+    peak = max(float(value.max()), -float(value.min())) if value.size else 0.0
+    if not np.isfinite(peak):
+        raise NonFiniteError("NaN or infinity")
+    return peak
+
+
+def _peaks(arrays: Arrays) -> dict[str, float]:
+    peaks = {}
+    for name, array in arrays.items():
+        try:
+            peaks[name] = _peak(array)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error} in {name!r}") from None
+    return peaks
 
 
 def _exponent(peak: float) -> int:
@@ -127,35 +155,43 @@ class Partial:
     Attributes:
         sums: exact sums by name.
         gathered: arrays by client id.
+        watched: exact sums for the report alone, by name.
         refused: clients whose update was left out because it was not finite.
     """
 
     sums: dict[str, ExactSum] = field(default_factory=dict)
     gathered: dict[int, Arrays] = field(default_factory=dict)
+    watched: dict[str, ExactSum] = field(default_factory=dict)
     refused: int = 0
 
-    def add(self, client: int, sums: Mapping[str, Weighted], gathered: Arrays) -> None:
+    def add(
+        self,
+        client: int,
+        sums: Mapping[str, Weighted],
+        gathered: Arrays,
+        watched: Mapping[str, Weighted] | None = None,
+    ) -> None:
         """Add one client's update, or none of it.
 
         Raises:
             NonFiniteError: NaN or infinity in an entry, which the message names.
         """
-        own = Partial(gathered={client: gathered} if gathered else {})
+        peaks = _peaks({name: value for name, (value, _) in sums.items()})
+        _peaks(gathered)
+        _peaks({name: value for name, (value, _) in (watched or {}).items()})
         for name, (value, weight) in sums.items():
-            own.sums[name] = ExactSum(value.shape)
-            try:
-                own.sums[name].add(value, weight)
-            except NonFiniteError as error:
-                raise NonFiniteError(f"{error} in {name!r}") from None
-        for name, array in gathered.items():
-            if not np.isfinite(array).all():
-                raise NonFiniteError(f"NaN or infinity in {name!r}")
-        self.merge(own)
+            self.sums.setdefault(name, ExactSum(value.shape))._add(value, weight, peaks[name])
+        for name, (value, weight) in (watched or {}).items():
+            self.watched.setdefault(name, ExactSum(value.shape)).add(value, weight)
+        if gathered:
+            self.gathered[client] = gathered
 
     def merge(self, other: "Partial") -> None:
         """Add another partial result."""
         for name, part in other.sums.items():
             self.sums.setdefault(name, ExactSum(part.shape)).merge(part)
+        for name, part in other.watched.items():
+            self.watched.setdefault(name, ExactSum(part.shape)).merge(part)
         self.gathered |= other.gathered
         self.refused += other.refused
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim import cli_data
+from raysim import cli_data, cli_doctor, cli_results
+from raysim.options import LogJson, Quiet
 from raysim.run import Overrides, guarded, method_table, run
 
 if TYPE_CHECKING:
@@ -24,14 +25,20 @@ app = typer.Typer(
 )
 app.add_typer(cli_data.app, name="data")
 app.command("run")(run)
+app.command("report")(cli_results.report)
+app.command("compare")(cli_results.compare)
+app.command("doctor")(cli_doctor.doctor)
 
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], overrides: Overrides = None
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
 ) -> None:
     """Go on with an interrupted run; rounds, execution.* and output.* but output.dir may change."""
-    run(overrides, resume=run_dir)
+    run(overrides, resume=run_dir, quiet=quiet, log_json=log_json)
 
 
 @app.command()
@@ -94,7 +101,7 @@ def _hyperparameters(method: type[Method], *, described: bool) -> Table:
 def _presets(name: str | None) -> None:
     from rich.console import Console
 
-    from raysim.config import preset_names, preset_text
+    from raysim.presets import preset_names, preset_text
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if name is not None:

@@ -7,7 +7,7 @@ stands in every checkpoint.
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from raysim.method import Method
 
 MethodTable = Mapping[str, "type[Method]"]
-_PARTITIONS: dict[str, Any] = {c.model_fields["kind"].default: c for c in get_args(AnyPartition)}
+PARTITIONS: dict[str, Any] = {c.model_fields["kind"].default: c for c in get_args(AnyPartition)}
+"""The kinds of partition by name, the default first."""
 NOT_EXPERIMENT = ("execution", "output")
 _NOT_DATA = ("root", "cache", "policy")  # where the data lies and how it was prepared
 
@@ -36,15 +37,9 @@ class ModelSettings(Settings):
     """Architecture."""
     width: Annotated[int, Field(ge=1, le=1024)] = 16
     """Channels of the first stage; 64 is the usual ResNet."""
-    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Layout of images in memory; it changes the last bits of results. `auto` is channels_last
-    for the ResNets with the CIFAR stem, where it is faster on CPUs, else contiguous."""
-
-    def channels_last(self, image_size: int) -> bool:
-        """Say whether the layout is channels_last for images of this size."""
-        if self.memory_format == "auto":
-            return self.name.startswith("resnet") and image_size < 64
-        return self.memory_format == "channels_last"
+    memory_format: Literal["channels_last", "contiguous"] = "channels_last"
+    """Layout of convolutions in memory; it changes the last bits of results. `channels_last` is
+    the faster one on CPUs for all architectures here."""
 
 
 class LocalSettings(Settings):
@@ -104,7 +99,8 @@ class ExecutionSettings(Settings):
     wait_s: Annotated[float, Field(gt=0)] = 180
     """Longest wait for a host to start, in seconds."""
     hang_s: Annotated[float, Field(gt=0)] = 1800
-    """Longest that a host may take over one client's step before it counts as hung, in seconds."""
+    """Longest that a process may take over one step before it counts as hung, in seconds: a host
+    over a client's, the server over its aggregation."""
     retries: NonNegativeInt = 3
     """Times in a row that processes or nodes may be lost in one step before the run gives up."""
     state_memory_mb: NonNegativeInt = 4096
@@ -122,6 +118,10 @@ class OutputSettings(Settings):
     """Newest checkpoints that are kept."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
+    trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
+    """Further places that take each round's scalars; their packages are extras of these names."""
+    report: bool = True
+    """Write `report.html` (5 MB) at the end; `raysim report` writes it at any time."""
 
 
 class RunConfig(Settings):
@@ -165,25 +165,6 @@ class RunConfig(Settings):
         return tree
 
 
-def preset_names() -> list[str]:
-    """Return the names of the presets that ship with the package."""
-    folder = files("raysim.presets")
-    return sorted(
-        p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")
-    )
-
-
-def preset_text(name: str) -> str:
-    """Return a preset's YAML.
-
-    Raises:
-        ConfigError: no preset of this name.
-    """
-    if name not in preset_names():
-        raise ConfigError(f"no preset {name!r}{did_you_mean(name, preset_names())}")
-    return (files("raysim.presets") / f"{name}.yaml").read_text()
-
-
 def load_config(
     methods: MethodTable,
     *,
@@ -203,22 +184,47 @@ def load_config(
         ConfigError: malformed YAML, an unknown key or value; the message names the nearest key or
             the range.
     """
+    return build_config(_tree(text, source, overrides, methods), methods)
+
+
+def read_execution(text: str, overrides: Sequence[str]) -> ExecutionSettings | None:
+    """Return where a run will be executed, without its method, whose import takes seconds.
+
+    Args:
+        text: YAML; empty for the defaults.
+        overrides: see `load_config`.
+
+    Returns:
+        None if something is wrong, as `load_config` will say.
+    """
+    with suppress(ConfigError):
+        tree = _plain(_tree(text, "", overrides, {})) | {"method": Named(name="")}
+        config: RunConfig = _validate(RunConfig, tree, "")
+        return config.execution
+    return None
+
+
+def _tree(text: str, source: str, overrides: Sequence[str], methods: MethodTable) -> dict[str, Any]:
     tree = parse_yaml(text, source) or {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected `key: value` lines, got {type(tree).__name__}")
     for item in overrides:
         _override(tree, item, methods)
-    return build_config(tree, methods)
+    return tree
 
 
 def build_config(tree: dict[str, Any], methods: MethodTable) -> RunConfig:
     """Validate a plain tree; see `load_config`."""
     method, rest = _pick_method(tree.get("method"), methods)
-    tree = {key: _named(key, value) for key, value in tree.items()} | {"method": None}
-    tree["data"] = _with_partition_kind(tree.get("data") or {})
     built = _validate(method, rest, "method.")
-    config: RunConfig = _validate(RunConfig, tree | {"method": built}, "")
+    config: RunConfig = _validate(RunConfig, _plain(tree) | {"method": built}, "")
     return config
+
+
+def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Write out what a tree may say in short."""
+    plain = {key: _named(key, value) for key, value in tree.items()}
+    return plain | {"data": _with_partition_kind(plain.get("data") or {})}
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -316,7 +322,7 @@ def _explain(cls: type[Settings], problem: Any) -> tuple[str, str]:
     parts = [
         str(part)
         for before, part in itertools.pairwise(loc)
-        if not (before == "partition" and part in _PARTITIONS) and not _is_branch(part)
+        if not (before == "partition" and part in PARTITIONS) and not _is_branch(part)
     ]
     key = ".".join(parts)
     if problem["type"] == "boolean":
@@ -327,7 +333,7 @@ def _explain(cls: type[Settings], problem: Any) -> tuple[str, str]:
         return key, "given twice" if twice else f"unknown key{did_you_mean(str(leaf), known)}"
     if problem["type"] == "union_tag_invalid":
         kind = problem["ctx"]["tag"]
-        return f"{key}.kind", f"no partition {kind!r}{did_you_mean(str(kind), _PARTITIONS)}"
+        return f"{key}.kind", f"no partition {kind!r}{did_you_mean(str(kind), PARTITIONS)}"
     value = problem.get("input")
     shown = "" if isinstance(value, dict | Settings) else f", got {value!r}"
     words = _WORDS.get(problem["type"].partition("_")[0], "")
@@ -355,8 +361,8 @@ def _section(cls: type[Any], path: Sequence[Any]) -> type[Any]:
     """Follow a location inside the config to the section class that it names."""
     for part in path:
         field = cls.model_fields.get(str(part))
-        if part in _PARTITIONS:
-            cls = _PARTITIONS[part]
+        if part in PARTITIONS:
+            cls = PARTITIONS[part]
         elif field is not None and isinstance(field.annotation, type):
             cls = field.annotation
     return cls

@@ -6,7 +6,6 @@ Shape suffixes: K clients, M clients that moved, P values of a tensor.
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from torch import Tensor
 
 from raysim.aggregation import NonFiniteError
@@ -20,8 +19,8 @@ TINY = 1e-12
 """Least norm that a vector is divided by."""
 
 
-def consensus_step(old: Array, trained: list[Array]) -> Floats:
-    """Return the step of a shared tensor: mean norm times the least-norm mean of directions.
+def consensus_step(old: Array, trained: list[Array]) -> tuple[Floats, Floats]:
+    """Find the step of a shared tensor: mean norm times the least-norm mean of directions.
 
     <step, D_k> >= 0 for every client. Zero updates have no direction, so they take no part in the
     consensus; in it they would have all the weight and freeze the tensor for everyone.
@@ -31,7 +30,8 @@ def consensus_step(old: Array, trained: list[Array]) -> Floats:
         trained: the clients' tensors, at least one, in an order that is always the same.
 
     Returns:
-        float64 of the shape of `old`.
+        The step, float64 of the shape of `old`, and the clients' weights x, float64 [K], which sum
+        to 1 unless nobody moved.
 
     Raises:
         NonFiniteError: a tensor holds NaN or infinity.
@@ -46,14 +46,16 @@ def consensus_step(old: Array, trained: list[Array]) -> Floats:
         gram_KK += update_KP @ update_KP.T
     norm_K = gram_KK.diagonal().sqrt()
     moving = norm_K > 0
+    weight_K = np.zeros(len(trained))
     if not bool(moving.any()):
-        return np.zeros(old.shape)
+        return np.zeros(old.shape), weight_K
     inverse_M = 1 / norm_K[moving]
     cosine_MM = gram_KK[moving][:, moving] * inverse_M * inverse_M[:, None]
-    weight_M = torch.from_numpy(min_norm_weights(cosine_MM.numpy())) * inverse_M
+    weight_K[moving.numpy()] = min_norm_weights(cosine_MM.numpy())
+    weight_M = torch.from_numpy(weight_K)[moving] * inverse_M
     steps = [weight_M @ _updates(old, trained, part)[moving] for part in parts]
     step_P = norm_K.mean() * torch.cat(steps)
-    return np.asarray(step_P.numpy().reshape(old.shape), np.float64)
+    return np.asarray(step_P.numpy().reshape(old.shape), np.float64), weight_K
 
 
 def _updates(old: Array, trained: list[Array], part: slice) -> Tensor:
@@ -77,6 +79,8 @@ def min_norm_weights(gram: Floats) -> Floats:
     Args:
         gram: [K, K], positive semidefinite.
     """
+    from scipy.optimize import nnls  # a third of a second that other methods need not pay
+
     values, vectors = np.linalg.eigh(gram)
     root = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
     size = len(gram)
@@ -102,8 +106,8 @@ def attention(value_KP: Floats, temperature: float) -> Floats:
     return np.asarray(weight_KK / weight_KK.sum(1, keepdims=True), np.float64)
 
 
-def mix(tensors: Array, temperature: float) -> Floats:
-    """Return each client's next DSE tensor, sum_j A_kj v_j, [K, ...] as given.
+def mix(tensors: Array, temperature: float) -> tuple[Floats, Floats]:
+    """Return each client's next DSE tensor, sum_j A_kj v_j, [K, ...] as given, and A [K, K].
 
     Raises:
         NonFiniteError: a tensor holds NaN or infinity.
@@ -111,6 +115,6 @@ def mix(tensors: Array, temperature: float) -> Floats:
     value_KP = tensors.reshape(len(tensors), -1).astype(np.float64)
     if not np.isfinite(value_KP).all():
         raise NonFiniteError("NaN or infinity in a DSE tensor")
-    weight_KK = torch.from_numpy(attention(value_KP, temperature))
-    mixed_KP = (weight_KK @ torch.from_numpy(value_KP)).numpy()
-    return np.asarray(mixed_KP.reshape(tensors.shape), np.float64)
+    weight_KK = attention(value_KP, temperature)
+    mixed_KP = (torch.from_numpy(weight_KK) @ torch.from_numpy(value_KP)).numpy()
+    return np.asarray(mixed_KP.reshape(tensors.shape), np.float64), weight_KK

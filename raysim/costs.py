@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.tensors import named_state
 
@@ -20,6 +19,8 @@ def count_costs(model: nn.Module, image_size: int) -> tuple[int, dict[str, int]]
     Returns:
         Number of trainable scalars, and multiply-adds by dotted module name (leaves only).
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton: not at every start
+
     device = next(iter(named_state(model).values())).device
     was_training = model.training
     model.eval()

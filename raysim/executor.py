@@ -11,9 +11,10 @@ from raysim.config import RunConfig
 from raysim.data.datasets import Dataset
 from raysim.data.shards import Partition
 from raysim.host import Host
-from raysim.messages import ClientReport, Costs, EvalSum, EvalUnit, Snapshot
+from raysim.messages import ClientReport, Costs, EvalSum, EvalUnit, HostReport, Snapshot
 from raysim.server import Server
 from raysim.skeleton import method_of
+from raysim.tensors import Arrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,18 +22,24 @@ class PhaseReport:
     """One phase of a round.
 
     Attributes:
-        clients: the clients' reports in ascending id.
+        hosts: the hosts' reports; a host that was called several times has several.
         metrics: the method's figures after the phase.
         bytes_down: bytes sent to each client.
         seconds: wall time by step ("clients", "aggregate").
-        partial_bytes: bytes that each host sent to the server, by its number.
+        watched: arrays that the method shows to the report.
     """
 
-    clients: Sequence[ClientReport]
+    hosts: Sequence[HostReport]
     metrics: Mapping[str, float]
     bytes_down: int
     seconds: Mapping[str, float]
-    partial_bytes: Mapping[int, int] = field(default_factory=dict)
+    watched: Arrays = field(default_factory=dict)
+
+    @property
+    def clients(self) -> list[ClientReport]:
+        """The clients' reports in ascending id."""
+        every = (client for host in self.hosts for client in host.clients)
+        return sorted(every, key=lambda report: report.client)
 
 
 class PlaceLost(Exception):
@@ -91,6 +98,8 @@ class InProcessExecutor:
         partition: Partition,
         dataset: Dataset,
         spill: Path | None = None,
+        *,
+        device: str = "cpu",
     ) -> None:
         """Build the host and the server.
 
@@ -99,11 +108,12 @@ class InProcessExecutor:
             partition: every client's rows.
             dataset: names the classes and domains.
             spill: folder for private states that memory is not meant to hold.
+            device: torch device of the host.
         """
         self._spill = spill
         self._server = Server(config, len(dataset.classes), len(dataset.domains))
         shards = dict(enumerate(partition.holders(method_of(config).adapts)))
-        self._host = Host(config, shards, spill=spill)
+        self._host = Host(config, shards, device=device, spill=spill)
 
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
         """See `Executor.run_phase`."""
@@ -113,13 +123,13 @@ class InProcessExecutor:
             round_, phase, cohort, self._server.weights(), message
         )
         trained = time.perf_counter()
-        metrics = self._server.aggregate(round_, phase, [partial])
+        metrics, watched = self._server.aggregate(round_, phase, [partial])
         return PhaseReport(
-            clients=sorted(report.clients, key=lambda r: r.client),
+            hosts=[report],
             metrics=metrics,
             bytes_down=bytes_down,
             seconds={"clients": trained - started, "aggregate": time.perf_counter() - trained},
-            partial_bytes={0: report.partial_bytes},
+            watched=watched,
         )
 
     def recover(self, notify: Callable[[str], None]) -> None:

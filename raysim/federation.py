@@ -3,24 +3,25 @@
 It knows no method, no Ray and no tensor: the executor runs phases, observers look on.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from raysim.bookkeeping import enter_clients, enter_times, round_figures
 from raysim.checkpoint import Checkpoint, discard_after, save_checkpoint
 from raysim.config import RunConfig
 from raysim.errors import RunError
 from raysim.evaluation import eval_units, mean_and_std
 from raysim.executor import Executor, PhaseReport, PlaceLost
-from raysim.messages import ClientReport, JsonDict
-from raysim.results import MetricsTable, TimingsTable, write_json
+from raysim.messages import JsonDict
+from raysim.results import MetricsTable, TimingsTable, main_figures, write_json
 from raysim.seeds import Stream, generator
 from raysim.signals import Signals
 from raysim.skeleton import method_of
+from raysim.watched import WatchedFiles
 
 T = TypeVar("T")
 
@@ -114,6 +115,7 @@ class Federation:
         self._data_sha256 = data_sha256
         self._metrics = MetricsTable(domains, unseen)
         self._timings = TimingsTable()
+        self._watched = WatchedFiles(folder / "watched")
         self._done = 0
         self._saved = -1
         self._recoveries = 0
@@ -124,6 +126,7 @@ class Federation:
         self._executor.restore(checkpoint.load())
         self._metrics.resume(checkpoint.metrics)
         self._timings.resume(self._folder / "timings.parquet", checkpoint.round)
+        self._watched.discard_after(checkpoint.round)
         self._done = self._saved = checkpoint.round
         if not self._is_evaluated(self._done):  # it was the last round of a shorter run
             self._metrics.drop_evaluation(self._done)
@@ -135,22 +138,48 @@ class Federation:
             The summary, as written to `summary.json`.
 
         Raises:
+            BaseException: see `advance`.
+        """
+        self.advance(self._config.rounds)
+        return self.finish()
+
+    def advance(self, rounds: int) -> None:
+        """Run until so many rounds are complete.
+
+        Args:
+            rounds: at most the config's.
+
+        Raises:
             Interrupted: after the last complete round was saved.
             RunError: a client failed; the last complete round was saved.
         """
         try:
             if self._done and self._is_evaluated(self._done):
                 self._evaluate()  # the run may have been interrupted before it could
-            while self._done < self._config.rounds:
+            while self._done < rounds:
                 self._run_round(self._done)
-                if self._done % self._config.output.checkpoint_every == 0:
-                    self._save()
-            self._save()
+                every = self._config.output.checkpoint_every
+                if self._done % every == 0 or self._done == self._config.rounds:
+                    self.save()
         except BaseException:  # whatever ends the run, a closed terminal too
             with suppress(RunError, OSError):  # the first error is the one to tell
-                self._save()
+                self.save()
             raise
-        return self._finish()
+
+    def figures(self, round_: int, split: str) -> JsonDict | None:
+        """Return AVG and STD of the main model in a round; None if it was not evaluated so.
+
+        Args:
+            round_: 1-based.
+            split: "test" or "val".
+        """
+        found = self._metrics.evaluation(round_, split)
+        return main_figures(found) if found else None
+
+    @property
+    def folder(self) -> Path:
+        """The run directory."""
+        return self._folder
 
     @property
     def saved_rounds(self) -> int:
@@ -165,14 +194,14 @@ class Federation:
             self._config.seed,
             round_,
         )
-        loss, figures = self._persist(f"round {round_ + 1}", lambda: self._train(round_, cohort))
+        figures = self._persist(f"round {round_ + 1}", lambda: self._train(round_, cohort))
         evaluation = self._evaluate() if self._is_evaluated(self._done) else None
         seconds = time.perf_counter() - started
         self._timings.add(self._done, "round", "round", seconds)
         summary = RoundSummary(
             round=self._done,
             cohort=len(cohort),
-            loss=loss,
+            loss=figures["loss"],
             evaluation=evaluation,
             figures=figures,
             seconds=seconds,
@@ -180,8 +209,8 @@ class Federation:
         for observer in self._observers:
             observer.on_round(summary)
 
-    def _train(self, round_: int, cohort: Sequence[int]) -> tuple[float, JsonDict]:
-        """Run and commit the phases of a round; returns the mean loss and the figures."""
+    def _train(self, round_: int, cohort: Sequence[int]) -> JsonDict:
+        """Run and commit the phases of a round; returns its figures."""
         phases = self._method.active_phases(round_)
         reports = {p: self._executor.run_phase(round_, p, cohort) for p in phases}
         with self._signals.deferred():
@@ -237,55 +266,18 @@ class Federation:
         self._timings.add(self._done, "evaluate", "evaluate", time.perf_counter() - started)
         return found
 
-    def _record(
-        self, reports: dict[str, PhaseReport], cohort: Sequence[int]
-    ) -> tuple[float, JsonDict]:
-        figures: JsonDict = {}
-        sent_up = sent_down = 0
+    def _record(self, reports: Mapping[str, PhaseReport], cohort: Sequence[int]) -> JsonDict:
         for phase, report in reports.items():
-            figures |= report.metrics
-            sent_up += sum(r.bytes_up for r in report.clients)
-            sent_down += report.bytes_down * len(report.clients)
-            self._record_clients(report)
-            self._record_times(phase, report)
-        clients = [client for report in reports.values() for client in report.clients]
-        loss = _weighted_loss(clients)
-        skipped = sum("skipped" in client.metrics for client in clients)
-        sent = {"bytes_up": sent_up, "bytes_down": sent_down}
-        figures = {"loss": loss, "skipped_updates": skipped} | sent | figures
+            enter_clients(self._metrics, self._done, report.clients)
+            enter_times(self._timings, self._done, phase, report)
+        watched = {name: a for report in reports.values() for name, a in report.watched.items()}
+        self._watched.write(self._done, watched)
+        figures = round_figures(reports)
         for name, value in figures.items():
             self._metrics.add(self._done, name, value, count=len(cohort))
-        return loss, figures
+        return figures
 
-    def _record_clients(self, report: PhaseReport) -> None:
-        for client in report.clients:
-            for name, value in client.metrics.items():
-                self._metrics.add(
-                    self._done,
-                    name,
-                    value,
-                    model="personal",
-                    client=client.client,
-                    count=client.num_examples,
-                )
-
-    def _record_times(self, phase: str, report: PhaseReport) -> None:
-        for what, seconds in report.seconds.items():
-            self._timings.add(self._done, phase, what, seconds)
-        for host, size in report.partial_bytes.items():
-            self._timings.add(self._done, phase, "partial", 0.0, host=host, num_bytes=size)
-        for client in report.clients:
-            self._timings.add(
-                self._done,
-                phase,
-                "client_step",
-                client.seconds,
-                host=client.host,
-                client=client.client,
-                num_bytes=client.bytes_up,
-            )
-
-    def _save(self) -> None:
+    def save(self) -> None:
         """Save the last complete round, unless it is saved already or there is none."""
         if self._done == self._saved or self._done == 0:
             return
@@ -303,7 +295,14 @@ class Federation:
         self._timings.add(self._done, "checkpoint", "checkpoint", time.perf_counter() - started)
         self._timings.write(self._folder / "timings.parquet")
 
-    def _finish(self) -> JsonDict:
+    def finish(self) -> JsonDict:
+        """Save, and write what the run found so far; a run that ends here is evaluated here.
+
+        Returns:
+            The summary, as written to `summary.json`; its status is "stopped" if rounds are left.
+        """
+        self._evaluate()
+        self.save()
         summary = self._summary()
         self._metrics.write(self._folder / "metrics.parquet")
         self._timings.write(self._folder / "timings.parquet")
@@ -313,13 +312,13 @@ class Federation:
     def _validation(self) -> JsonDict | None:
         """Return the last validation figures and the round they would choose; None without any.
 
-        The round with the highest AVG is chosen: of the personal models where there are any.
+        The round in which the main model's AVG is highest is chosen.
         """
         metrics = self._metrics
         found = {r: metrics.evaluation(r, "val") for r in metrics.evaluated_rounds()}
         if not found[self._done]:
             return None
-        best = max(found, key=lambda r: ((found[r]["personal"] or found[r])["avg"], -r))
+        best = max(found, key=lambda r: (main_figures(found[r])["avg"], -r))
         chosen = {key: metrics.evaluation(best)[key] for key in ("avg", "std", "personal")}
         now = {key: found[self._done][key] for key in ("avg", "std", "personal")}
         return now | {"chosen": {"round": best, **chosen}}
@@ -332,7 +331,7 @@ class Federation:
         now = found[self._done]
         costs = self._persist("the summary", self._executor.costs)
         return {
-            "status": "done",
+            "status": "done" if self._done == config.rounds else "stopped",
             "method": config.method.label,
             "dataset": config.data.name,
             "seed": config.seed,
@@ -356,10 +355,3 @@ class Federation:
             "partition_sha256": self._partition_sha256,
             "weights_sha256": self._executor.digest(),
         }
-
-
-def _weighted_loss(clients: Iterable[ClientReport]) -> float:
-    """Return the example-weighted mean of the clients' training losses, in client order."""
-    trained = [client for client in clients if "loss" in client.metrics]
-    size = sum(c.num_examples for c in trained)
-    return sum(c.metrics["loss"] * c.num_examples for c in trained) / size if size else math.nan

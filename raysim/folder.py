@@ -1,5 +1,6 @@
 """Run directories: their names, and what stands in them before the first round."""
 
+import json
 import os
 import platform
 import re
@@ -7,6 +8,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 from raysim import __version__
@@ -34,13 +36,16 @@ def check_output(folder: Path) -> None:
         raise ConfigError(f"output.dir={folder}: no permission to write there")
 
 
-def prepare_folder(config: RunConfig, dataset: Dataset, partition: Partition) -> Path:
-    """Make a new run directory with `config.yaml` and `partition.csv`.
+def prepare_folder(
+    config: RunConfig, dataset: Dataset, partition: Partition, folder: Path | None = None
+) -> Path:
+    """Make a new run directory with `config.yaml`, `partition.csv` and `data.json`.
 
     Args:
         config: the run as the user wants it.
         dataset: its data.
         partition: who holds which examples.
+        folder: its place; None for one below `output.dir`, named by time, method, data and seed.
 
     Returns:
         Its absolute path.
@@ -48,17 +53,31 @@ def prepare_folder(config: RunConfig, dataset: Dataset, partition: Partition) ->
     Raises:
         ConfigError: the output folder cannot be written.
     """
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{_label(config.method.label)}-{_label(config.data.name)}-s{config.seed}"
     try:
-        folder = _new_folder(config.output.dir.resolve(), name)
+        if folder is None:
+            name = f"{config.method.label}-{config.data.name}-s{config.seed}"
+            folder = new_folder(config.output.dir, name)
+        else:
+            folder.mkdir(parents=True)
         text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
         write_text(text, folder / "config.yaml")
         write_partition(partition, dataset, folder / "partition.csv")
+        write_text(_held(dataset, partition), folder / "data.json")
         (folder / "checkpoints").mkdir()
     except OSError as error:
         raise ConfigError(f"output.dir={config.output.dir}: {error.strerror or error}") from None
     return folder
+
+
+def _held(dataset: Dataset, partition: Partition) -> str:
+    """Return JSON: names by domain and class id, and [client, domain, class, training images]."""
+    counts = partition.counts(dataset)
+    places = np.argwhere(counts)
+    held = [
+        [*place, n] for place, n in zip(places.tolist(), counts[counts > 0].tolist(), strict=True)
+    ]
+    found = {"domains": list(dataset.domains), "classes": list(dataset.classes), "held": held}
+    return json.dumps(found, ensure_ascii=False) + "\n"
 
 
 def write_environment(
@@ -85,10 +104,22 @@ def write_environment(
     write_json(found, folder / "environment.json")
 
 
-def _new_folder(parent: Path, name: str) -> Path:
-    """Make a folder that was not there, so that two runs at once never share one."""
+def new_folder(parent: Path, label: str) -> Path:
+    """Make a folder that was not there, named by time and label: two at once never share one.
+
+    Args:
+        parent: made if need be.
+        label: characters that file names should not have are replaced.
+
+    Returns:
+        Its absolute path.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_label(label)}"
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
-        folder = parent / f"{name}{suffix}"
+        folder = parent.resolve() / f"{name}{suffix}"
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

@@ -27,7 +27,7 @@ from raysim.seeds import Stream, torch_seed
 from raysim.skeleton import build_skeleton, method_of, refresh
 from raysim.states import ClientStates
 from raysim.tensors import Array, Arrays, num_bytes
-from raysim.training import ShardData
+from raysim.training import ShardData, Stopwatch
 
 
 class Host:
@@ -68,10 +68,11 @@ class Host:
         budget = config.execution.state_memory_mb * 2**20
         self._states = ClientStates(budget, spill / f"host-{index}")
         self._staged = ClientStates(budget, spill / f"host-{index}-staged")
+        self._stopwatch = Stopwatch()
         self._round = -1
         self._abandoned = False
         self.steps = 0
-        """Client steps and evaluations done; grows while the host is at work."""
+        """Clients stepped and tested; grows while the host is at work."""
         self.adopt(shards)
 
     def adopt(self, shards: Mapping[int, Shard]) -> None:
@@ -80,10 +81,10 @@ class Host:
         Args:
             shards: row indices by client id.
         """
-        for client, shard in shards.items():
-            self._shards[client] = shard
-            if not self._is_guest(client):
-                self._train[client] = self._load(shard.train, "train")
+        self._shards |= shards
+        own = {client: s.train for client, s in shards.items() if not self._is_guest(client)}
+        self._train |= ShardData.load_all(self._dataset, own, "train", self._device)
+        self.steps += 1
 
     def release(self, clients: Iterable[int]) -> None:
         """Forget clients that live elsewhere from now on."""
@@ -117,6 +118,7 @@ class Host:
             self._round = round_
             self._staged.clear()
         partial, reports = Partial(), []
+        self._stopwatch, began = Stopwatch(), time.perf_counter()
         for client in clients:
             if self._abandoned:
                 break
@@ -132,11 +134,8 @@ class Host:
                 self._staged.put(client, update.state)
             reports.append(self._report(client, update, time.perf_counter() - started))
             self.steps += 1
-        return partial, HostReport(self._index, reports, partial.num_bytes())
-
-    def staged_sizes(self) -> dict[int, int]:
-        """Return the bytes of each state that the round has staged."""
-        return {client: num_bytes(self._staged[client]) for client in self._staged}
+        seconds = {"fit": self._stopwatch.seconds, "busy": time.perf_counter() - began}
+        return partial, HostReport(self._index, reports, partial.num_bytes(), seconds)
 
     def staged(self, clients: Iterable[int]) -> dict[int, Arrays]:
         """Return some of the states that the round has staged."""
@@ -227,21 +226,20 @@ class Host:
         self, round_: int, phase: str, client: int, weights: Arrays, message: Arrays
     ) -> Update:
         refresh(self._model)
-        torch.manual_seed(
-            torch_seed(
-                self._config.seed,
-                Stream.METHOD,
-                round_,
-                client,
-                self._method.phases.index(phase),
-            )
-        )
+        index = self._method.phases.index(phase)
+        self._seed(torch_seed(self._config.seed, Stream.METHOD, round_, client, index))
         return self._method.client_step(self._view(round_, phase, client, weights, message))
+
+    def _seed(self, seed: int) -> None:
+        """Seed torch's generators; `torch.manual_seed` remembers every call without a GPU."""
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _admit(self, client: int, update: Update, partial: Partial) -> Update:
         """Add an update to the sums; a non-finite one is refused, or leaves no trace if skipped."""
         try:
-            partial.add(client, update.sums, update.gathered)
+            partial.add(client, update.sums, update.gathered, update.watched)
         except NonFiniteError:
             if self._config.participation.nonfinite == "stop":
                 raise
@@ -265,6 +263,7 @@ class Host:
             state={},
             message=message,
             local=self._config.local,
+            stopwatch=self._stopwatch,
         )
         state = self._staged.get(client)
         state = self._states.get(client) if state is None else state
@@ -283,6 +282,7 @@ class Host:
             num_examples=len(self._train[client]),
             metrics=dict(update.metrics),
             bytes_up=update.bytes_up(),
+            state_bytes=num_bytes(update.state or {}),
             seconds=seconds,
         )
 

@@ -18,12 +18,15 @@ class Update:
         state: the client's new private state; None leaves it as it was. Never leaves the host
             except into a checkpoint.
         metrics: scalars of this step, e.g. the mean training loss.
+        watched: contributions whose means the report may show, by name; no client would send them,
+            so that they are not counted as sent.
     """
 
     sums: Mapping[str, Weighted] = field(default_factory=dict)
     gathered: Arrays = field(default_factory=dict)
     state: Arrays | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    watched: Mapping[str, Weighted] = field(default_factory=dict)
 
     def bytes_up(self) -> int:
         """Return the bytes of what the client sends."""
@@ -33,13 +36,14 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientReport:
-    """One client's phase in numbers: what is sent, what was measured, how long it took."""
+    """One client's phase in numbers: what is sent and kept, what was measured, how long it took."""
 
     client: int
     host: int
     num_examples: int
     metrics: Mapping[str, float]
     bytes_up: int
+    state_bytes: int
     seconds: float
 
 
@@ -51,11 +55,13 @@ class HostReport:
         host: its number.
         clients: its clients' reports.
         partial_bytes: what it sends to the server: sums over its clients, and what is gathered.
+        seconds: in local training ("fit"), and in the whole call ("busy").
     """
 
     host: int
     clients: Sequence[ClientReport]
     partial_bytes: int
+    seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)

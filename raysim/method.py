@@ -5,9 +5,9 @@ returned, so hooks can be run again, on any host, with the same bits. Hooks must
 clocks, process-wide randomness or their arguments' arrays.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -23,7 +23,11 @@ from raysim.plugins import rebuild
 from raysim.seeds import Stream, generator
 from raysim.settings import Named
 from raysim.tensors import Array, Arrays, as_entry, load_arrays, num_bytes, state_arrays
-from raysim.training import Batch, FitResult, ShardData, fit
+from raysim.training import Batch, FitResult, ShardData, Stopwatch, fit
+
+if TYPE_CHECKING:
+    from raysim.chart import Chart
+    from raysim.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,7 @@ class ClientView(View):
             method keeps under names with a slash ("previous/...").
         message: what the server broadcast for this phase beside the weights.
         local: settings of local training.
+        stopwatch: counts the seconds in `fit`.
     """
 
     client: int
@@ -71,6 +76,7 @@ class ClientView(View):
     state: Arrays
     message: Arrays
     local: LocalSettings
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def num_examples(self) -> int:
@@ -88,7 +94,9 @@ class ClientView(View):
         A second fit in one phase needs a stream of its own, unless it is to see the same batches.
         """
         key = (self.seed, self.round, self.client)
-        return fit(self.model, self.shard, self.local, loss, key=key, **options)
+        result = fit(self.model, self.shard, self.local, loss, key=key, **options)
+        self.stopwatch.seconds += result.seconds
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +112,17 @@ class ServerView(View):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """The server's state after a phase: the dense global model and the method's other arrays."""
+    """The server's state after a phase.
+
+    Attributes:
+        model: the dense global model.
+        memory: the method's other arrays.
+        watched: what the phase shows to the report, by name; no part of the state.
+    """
 
     model: Arrays
     memory: Arrays = field(default_factory=dict)
+    watched: Mapping[str, Array] = field(default_factory=dict)
 
 
 class Method(Named):
@@ -222,7 +237,7 @@ class Method(Named):
         Sums under names with a slash are no model entries and are left to the method.
         """
         entries = [name for name in partial.sums if "/" not in name]
-        means = {e: as_entry(m, server.weights[e]) for e, m in partial.means(entries).items()}
+        means = {e: as_entry(partial.sums[e].mean(), server.weights[e]) for e in entries}
         return ServerState(model=server.weights | means, memory=server.memory)
 
     def bytes_down(self, server: ServerView, message: Arrays) -> int:
@@ -245,6 +260,15 @@ class Method(Named):
     def describe(self, server: ServerView) -> Mapping[str, float]:
         """Return figures that are recorded after each phase, e.g. the share of kept units."""
         return {}
+
+    # Afterwards ------------------------------------------------------------------------------
+
+    def panels(self, run: "Record") -> "Sequence[Chart]":
+        """Return charts of what was `watched`; by default of the names in `raysim.watched`."""
+        from raysim.panels_clients import client_panels
+        from raysim.panels_units import unit_panels
+
+        return [*unit_panels(run), *client_panels(run)]
 
 
 class Averaging(Method):

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+from typing_extensions import Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from types import TracebackType
 
     from raysim.federation import RoundSummary
     from raysim.messages import JsonDict
 
 
-def plain_console() -> Console:
+def plain_console(*, quiet: bool = False) -> Console:
     """Return a console that shows names from files as they are, brackets and colons too."""
-    return Console(highlight=False, markup=False, emoji=False)
+    return Console(highlight=False, markup=False, emoji=False, quiet=quiet)
 
 
 class Display(Protocol):
     """Shows rounds as they end; a context manager around the run."""
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         """Start showing."""
 
     def __exit__(
@@ -42,26 +50,73 @@ class Display(Protocol):
     def on_notice(self, text: str) -> None:
         """Show a notice."""
 
+    def on_end(self, summary: JsonDict, folder: Path) -> None:
+        """Show how the run ended and where it lies."""
 
-class Bar:
-    """One progress bar, for terminals."""
+
+class Silent:
+    """Shows nothing; the base of what shows something."""
+
+    def __enter__(self) -> Self:
+        """Do nothing."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Do nothing."""
+
+    def on_round(self, summary: RoundSummary) -> None:
+        """Do nothing."""
+
+    def on_notice(self, text: str) -> None:
+        """Do nothing."""
+
+    def on_end(self, summary: JsonDict, folder: Path) -> None:
+        """Do nothing."""
+
+
+class Lines(Silent):
+    """One plain line a round, for logs and pipes."""
+
+    def __init__(self, console: Console, rounds: int, done: int) -> None:
+        """Prepare for the rounds after `done` of `rounds`."""
+        self._console = console
+        self._eta = Eta(rounds, done)
+
+    def on_round(self, summary: RoundSummary) -> None:
+        """Write a line."""
+        rounds = self._eta.rounds
+        head = f"round {summary.round:{len(str(rounds))}d}/{rounds}"
+        self._console.out("  ".join([head, *describe(summary, self._eta)]), highlight=False)
+
+    def on_notice(self, text: str) -> None:
+        """Write a line."""
+        self._console.out(text, highlight=False)
+
+    def on_end(self, summary: JsonDict, folder: Path) -> None:
+        """Write a table."""
+        self._console.print(closing_table(summary))
+        self._console.print(f"run directory: {folder}", soft_wrap=True)
+
+
+class Bar(Lines):
+    """A progress bar and the last round's figures below it, for terminals."""
 
     def __init__(self, console: Console, rounds: int, done: int) -> None:
         """Prepare the bar at `done` of `rounds`."""
-        self._progress = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            expand=True,
-        )
-        self._task = self._progress.add_task("", total=rounds, completed=done, state="starting")
+        super().__init__(console, rounds, done)
+        columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=None))
+        self._bar = Progress(*columns, TimeRemainingColumn(compact=True), expand=True)
+        self._task = self._bar.add_task("", total=rounds, completed=done)
+        self._live = Live(Group(self._bar, Text("starting")), console=console, transient=False)
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Self:
         """Draw the bar."""
-        self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(
@@ -71,59 +126,79 @@ class Bar:
         trace: TracebackType | None,
     ) -> None:
         """Leave the bar as it stands."""
-        self._progress.stop()
+        self._live.stop()
 
     def on_round(self, summary: RoundSummary) -> None:
         """Advance the bar."""
-        self._progress.update(self._task, completed=summary.round, state=describe(summary))
+        self._bar.update(self._task, completed=summary.round)
+        self._live.update(Group(self._bar, Text("  ".join(describe(summary, self._eta)))))
 
     def on_notice(self, text: str) -> None:
         """Write a line above the bar."""
-        self._progress.console.print(text, soft_wrap=True, markup=False, highlight=False)
+        self._console.print(text, soft_wrap=True)
 
 
-class Lines:
-    """One plain line a round, for logs and pipes."""
+class JsonLines(Silent):
+    """One JSON object a line, for programs."""
 
-    def __init__(self, console: Console, rounds: int) -> None:
-        """Prepare for `rounds` rounds."""
-        self._console = console
-        self._rounds = rounds
-
-    def __enter__(self) -> Lines:
-        """Do nothing."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Do nothing."""
+    def __init__(self, rounds: int, done: int) -> None:
+        """Prepare for the rounds after `done` of `rounds`."""
+        self._eta = Eta(rounds, done)
 
     def on_round(self, summary: RoundSummary) -> None:
-        """Write a line."""
-        head = f"round {summary.round:{len(str(self._rounds))}d}/{self._rounds}"
-        self._console.out(f"{head}  {describe(summary)}", highlight=False)
+        """Write the round."""
+        eta = {"rounds": self._eta.rounds, "eta_s": round(self._eta.after(summary), 1)}
+        self._write("round", asdict(summary) | eta)
 
     def on_notice(self, text: str) -> None:
-        """Write a line."""
-        self._console.out(text, highlight=False)
+        """Write the notice."""
+        self._write("notice", {"text": text})
+
+    def on_end(self, summary: JsonDict, folder: Path) -> None:
+        """Write the summary and the run directory."""
+        self._write("end", {"folder": str(folder), "summary": summary})
+
+    def _write(self, event: str, content: JsonDict) -> None:
+        sys.stdout.write(json.dumps({"event": event} | content) + "\n")
+        sys.stdout.flush()
 
 
-def describe(summary: RoundSummary) -> str:
-    """Return a round's loss, accuracies and seconds in one line."""
-    parts = [f"loss {summary.loss:.3f}"]
+class Eta:
+    """Seconds to go, from the mean of the rounds so far."""
+
+    def __init__(self, rounds: int, done: int) -> None:
+        """Start before the first round after `done` of `rounds`."""
+        self.rounds = rounds
+        self._done = done
+        self._seconds = 0.0
+
+    def after(self, summary: RoundSummary) -> float:
+        """Count a round in; returns seconds to go."""
+        self._seconds += summary.seconds
+        seen = max(summary.round - self._done, 1)
+        return self._seconds / seen * (self.rounds - summary.round)
+
+
+def describe(summary: RoundSummary, eta: Eta) -> list[str]:
+    """Return a round's figures in words, and how long the rest will take."""
+    parts = [f"{summary.cohort} clients", f"loss {summary.loss:.3f}"]
     if summary.evaluation:
         parts.append(f"AVG {summary.evaluation['avg']:5.2f}")
         parts.append(f"STD {summary.evaluation['std']:5.2f}")
-    return "  ".join([*parts, f"{summary.seconds:.1f} s"])
+    units = summary.figures.get("kept_units")
+    if units is not None:
+        private = summary.figures.get("reactivated")
+        more = f"+{private:.1f}" if private is not None else ""  # shared and private
+        parts.append(f"{units:.0f}{more} units")
+    left = timedelta(seconds=round(eta.after(summary)))
+    return [*parts, f"{summary.seconds:.1f} s", f"{left} left"]
 
 
 def display(console: Console, rounds: int, done: int) -> Display:
-    """Return a bar on a terminal, plain lines elsewhere."""
-    return Bar(console, rounds, done) if console.is_terminal else Lines(console, rounds)
+    """Return a bar on a terminal, plain lines elsewhere, nothing on a quiet console."""
+    if console.quiet:
+        return Silent()
+    return (Bar if console.is_terminal else Lines)(console, rounds, done)
 
 
 @contextmanager

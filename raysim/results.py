@@ -149,12 +149,9 @@ class MetricsTable:
         return float(pc.sum(chosen.column("value")).as_py() or 0)
 
     def table(self) -> pa.Table:
-        """Return all rows, sorted."""
-        keys = ["round", "model", "client", "domain", "split", "metric"]
-        rows = [row for round_ in sorted(self._rounds) for row in self._rounds[round_]]
-        now = pa.Table.from_pylist(rows, schema=METRICS)
-        table = pa.concat_tables([*self._packed.values(), now]).combine_chunks()
-        return table.sort_by([(key, "ascending") for key in keys])
+        """Return all rows, sorted, in one chunk a round."""
+        parts = self._packed | {r: _packed(rows) for r, rows in self._rounds.items()}
+        return pa.concat_tables([METRICS.empty_table(), *(parts[r] for r in sorted(parts))])
 
     def write(self, path: Path) -> None:
         """Write the table atomically."""
@@ -171,7 +168,7 @@ class MetricsTable:
         """Return the rows of a round, to be changed; other rounds are packed."""
         if round_ not in self._rounds:
             for other, rows in self._rounds.items():
-                self._packed[other] = pa.Table.from_pylist(rows, schema=METRICS)
+                self._packed[other] = _packed(rows)
             packed = self._packed.pop(round_, None)
             self._rounds = {round_: packed.to_pylist() if packed is not None else []}
         return self._rounds[round_]
@@ -193,6 +190,22 @@ class MetricsTable:
         for name, value in (("avg", avg), ("std", std), ("all", every)):
             metric = f"accuracy_{name}"
             self.add(round_, metric, value, model=model, split=split, count=len(parts))
+
+
+def main_figures(evaluation: JsonDict) -> JsonDict:
+    """Return `avg` and `std` of an evaluation's main model: the personal ones where there are any.
+
+    Args:
+        evaluation: what `MetricsTable.evaluation` returns, not empty.
+    """
+    main: JsonDict = evaluation["personal"] or evaluation
+    return {key: main[key] for key in ("avg", "std")}
+
+
+def _packed(rows: Sequence[Row]) -> pa.Table:
+    """Return the rows of one round, sorted, in a tenth of their memory."""
+    keys = [(key, "ascending") for key in ("model", "client", "domain", "split", "metric")]
+    return pa.Table.from_pylist(rows, schema=METRICS).sort_by(keys)
 
 
 def _model_of(client: int, *, unseen: bool) -> str:
@@ -229,7 +242,8 @@ class TimingsTable:
         values = (round_, phase, host, client, what, seconds, num_bytes)
         self._rows.append(dict(zip(TIMINGS.names, values, strict=True)))
         if len(self._rows) >= _PACK_ROWS:
-            self._packed, self._rows = [self.table()], []
+            self._packed.append(pa.Table.from_pylist(self._rows, schema=TIMINGS))
+            self._rows = []
 
     def resume(self, path: Path, round_: int) -> None:
         """Take over the rows of earlier rounds, if the file is there."""
@@ -240,7 +254,7 @@ class TimingsTable:
     def table(self) -> pa.Table:
         """Return all rows, in the order in which they came."""
         now = pa.Table.from_pylist(self._rows, schema=TIMINGS)
-        return pa.concat_tables([*self._packed, now]).combine_chunks()
+        return pa.concat_tables([*self._packed, now])
 
     def write(self, path: Path) -> None:
         """Write the table atomically."""
@@ -274,6 +288,7 @@ __all__ = [
     "TIMINGS",
     "MetricsTable",
     "TimingsTable",
+    "main_figures",
     "write_json",
     "write_table",
     "write_text",

@@ -5,13 +5,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from raysim.calling import RunModule
+from raysim.exits import complain
+from raysim.exits import guarded as guarded
+from raysim.options import HelpConfig, LogJson, Outlet, Quiet
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +26,11 @@ if TYPE_CHECKING:
     from raysim.config import MethodTable, RunConfig
     from raysim.data.datasets import Dataset
     from raysim.data.shards import Partition
+    from raysim.doctor import Finding
     from raysim.executor import Executor
-    from raysim.messages import JsonDict
+    from raysim.federation import Federation, Observer
+    from raysim.progress import Display
+    from raysim.record import Record
     from raysim.signals import Signals
 
 Overrides = Annotated[
@@ -45,29 +54,39 @@ def run(
     config: ConfigFile = None,
     preset: Preset = None,
     resume: Resume = None,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
+    help_config: HelpConfig = False,
 ) -> None:
     """Train. Without arguments: FedFIP on four domains of real digits, on Ray, in minutes."""
-    raise typer.Exit(guarded(lambda: _run(overrides or [], config, preset, resume)))
+    words = overrides or []
+    if help_config:
+        raise typer.Exit(guarded(lambda: _help_config(words, config, preset)))
+    outlet = Outlet(quiet, log_json)
+    with _ray_beside(words, resume / "config.yaml" if resume else config, preset):
+        status = guarded(lambda: _run(words, config, preset, resume, outlet))
+    raise typer.Exit(status)
 
 
-def guarded(command: Callable[[], object]) -> int:
-    """Run a command, word its errors, and return its exit status.
+@contextmanager
+def _ray_beside(
+    words: Sequence[str], config_file: Path | None, preset: str | None
+) -> Iterator[None]:
+    """Let Ray start while methods, and torch with them, are imported, if the run will be on Ray."""
+    from raysim.config import read_execution
+    from raysim.errors import ConfigError
+    from raysim.presets import starting_text
 
-    0 done; 1 failed; 2 the user can put it right; 128 + n stopped by signal n.
-    """
-    from raysim.errors import Interrupted, RunError, UserError
+    settings = None
+    with suppress(ConfigError):
+        settings = read_execution(starting_text(config_file, preset)[0], words)
+    if settings is None or settings.backend != "ray":
+        yield
+        return
+    from cluster.session import beginning
 
-    try:
-        command()
-    except UserError as error:
-        return _complain(f"error: {error}", 2)
-    except (RunError, OSError) as error:
-        return _complain(f"the run failed: {error}", 1)
-    except Interrupted as stop:
-        return 128 + stop.signum
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    with beginning(settings):
+        yield
 
 
 def method_table() -> MethodTable:
@@ -90,72 +109,178 @@ def read_config(
     Raises:
         ConfigError: the file is missing or the settings are wrong.
     """
-    from raysim.config import load_config, preset_text
-    from raysim.errors import ConfigError
+    from raysim.config import load_config
+    from raysim.presets import starting_text
 
-    if config_file is not None and preset is not None:
-        raise ConfigError("--config and --preset exclude each other")
-    text, source = "", "the config"
-    if preset is not None:
-        text, source = preset_text(preset), f"preset {preset}"
-    elif config_file is not None:
-        source = str(config_file)
-        try:
-            text = config_file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--config {config_file}: {error}") from None
+    text, source = starting_text(config_file, preset)
     return load_config(method_table(), text=text, source=source, overrides=overrides)
 
 
 def execute(
-    config: RunConfig, console: Console, resume_from: tuple[Path, Checkpoint] | None = None
-) -> JsonDict:
+    config: RunConfig,
+    console: Console,
+    resume_from: tuple[Path, Checkpoint] | None = None,
+    observers: Sequence[Observer] = (),
+    show: Callable[[Console, int, int], Display] | None = None,
+) -> Record:
     """Run a config to its end.
 
     Args:
         config: the run.
         console: where progress and the closing table go.
         resume_from: run directory and checkpoint to go on from; None starts a new directory.
+        observers: called after each round, beside progress and trackers.
+        show: makes what shows progress, of console, rounds and complete rounds; None takes what
+            suits the console.
 
     Returns:
-        The summary, as written to `summary.json`.
+        The run, read back.
 
     Raises:
         UserError: data, cluster or output directory are not as the config needs them.
         RunError: a step failed.
         Interrupted: stopped by a signal; the last complete round is saved.
     """
+    from raysim.progress import display
+    from raysim.record import Record
+    from raysim.resuming import how_to_resume
+    from raysim.signals import Signals
+
+    signals = Signals()
+    folder, checkpoint = resume_from or (None, None)
+    progress = (show or display)(console, config.rounds, checkpoint.round if checkpoint else 0)
+    with (
+        opened(
+            config,
+            console,
+            signals,
+            folder=folder,
+            checkpoint=checkpoint,
+            observers=(progress, *observers),
+        ) as federation,
+        signals.installed(),
+        progress,
+    ):
+        try:
+            if checkpoint:
+                federation.resume(checkpoint)
+            summary = federation.run()
+        except BaseException as error:
+            write_end(federation, error)
+            complain(how_to_resume(federation.folder, federation.saved_rounds, config.rounds), 0)
+            raise
+    record = Record(federation.folder, method_table())
+    if config.output.report:
+        _report(record, console)
+    progress.on_end(summary, record.folder)
+    return record
+
+
+def _report(record: Record, console: Console) -> None:
+    """Write `report.html`. What goes wrong in it fails no run: its results are written."""
+    from raysim.report import write_report
+
+    try:
+        write_report([record], record.folder / "report.html")
+    except Exception as error:
+        kind, folder = type(error).__name__, record.folder
+        text = f"no report: {kind}: {error}; `raysim report {folder}` tries again"
+        console.print(text, soft_wrap=True)
+
+
+@contextmanager
+def opened(
+    config: RunConfig,
+    console: Console,
+    signals: Signals,
+    *,
+    folder: Path | None = None,
+    checkpoint: Checkpoint | None = None,
+    observers: Sequence[Observer] = (),
+    device: str = "cpu",
+) -> Iterator[Federation]:
+    """Put a run together; what it started is closed at the end of the block.
+
+    Args:
+        config: the run.
+        console: told when the run is ready.
+        signals: may interrupt waiting; not installed here.
+        folder: the run directory; None makes a new one below `output.dir`.
+        checkpoint: that the caller will resume from; None for a new run.
+        observers: called after each round, beside TensorBoard.
+        device: torch device of an in-process run.
+
+    Yields:
+        The round loop.
+
+    Raises:
+        UserError: data, cluster or output directory are not as the config needs them.
+    """
     import shutil
 
+    from raysim.data.shards import HELD_OUT
+    from raysim.federation import Federation
     from raysim.folder import check_output, prepare_folder, write_environment
-    from raysim.signals import Signals
+    from raysim.resuming import check_same_experiment
+    from raysim.trackers import tracking
 
     started = time.perf_counter()
     check_output(config.output.dir)
     on_hosts, dataset, partition = open_data(config, console)
-    if resume_from is not None:
-        _check_same_experiment(config, dataset.sha256, partition.digest(), *resume_from)
-    signals = Signals()
-    if resume_from is None:
-        folder = prepare_folder(config, dataset, partition)
+    sums = dataset.sha256, partition.digest()
+    if checkpoint is None:
+        folder = prepare_folder(config, dataset, partition, folder)
     else:
-        folder = resume_from[0].resolve()
-    try:
-        executor = make_executor(on_hosts, partition, dataset, signals, folder / "states")
-    except BaseException:
-        if resume_from is None:  # nothing has run: a directory would only be in the way
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    with closing(executor):
-        write_environment(folder, dataset.sha256, partition.digest(), executor.description)
+        assert folder is not None, "a checkpoint lies in a run directory"
+        check_same_experiment(config, *sums, folder, checkpoint)
+        folder = folder.resolve()
+    with ExitStack() as stack:
+        try:
+            executor = make_executor(
+                on_hosts, partition, dataset, signals, folder / "states", device=device
+            )
+            stack.enter_context(closing(executor))
+            done = checkpoint.round if checkpoint else 0
+            trackers = stack.enter_context(tracking(config, folder, done, _say(console)))
+        except BaseException:
+            if checkpoint is None:  # nothing has run: a directory would only be in the way
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        write_environment(folder, *sums, executor.description)
         console.print(
             f"{config.method.label} on {dataset.name}: {config.data.clients} clients, "
             f"{executor.description}, ready in {time.perf_counter() - started:.1f} s",
             soft_wrap=True,
         )
-        checkpoint = resume_from[1] if resume_from else None
-        summary = _train(config, executor, folder, dataset, partition, checkpoint, console, signals)
-    return summary
+        yield Federation(
+            config,
+            executor,
+            folder,
+            domains=dataset.domains,
+            held_out={
+                split: [len(dataset.labels(domain, split)) for domain in dataset.domains]
+                for split in HELD_OUT
+            },
+            unseen=partition.unseen(dataset.domains),
+            observers=(*observers, trackers),
+            signals=signals,
+            partition_sha256=sums[1],
+            data_sha256=sums[0],
+        )
+
+
+def write_end(federation: Federation, error: BaseException) -> None:
+    """Write `summary.json` of a run that something ended before its time."""
+    from raysim.errors import Interrupted
+    from raysim.results import write_json
+
+    stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+    status = "interrupted" if stopped else "failed"
+    with suppress(OSError):
+        write_json(
+            {"status": status, "rounds": federation.saved_rounds, "error": str(error)},
+            federation.folder / "summary.json",
+        )
 
 
 def open_data(config: RunConfig, console: Console) -> tuple[RunConfig, Dataset, Partition]:
@@ -173,9 +298,7 @@ def open_data(config: RunConfig, console: Console) -> tuple[RunConfig, Dataset, 
     from raysim.data.partition import make_partition
     from raysim.progress import images_bar
 
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False)
-
+    say = _say(console)
     with images_bar(console) as progress:
         data = ready(config.data, say, progress)
     dataset = open_dataset(data, config.seed)
@@ -186,152 +309,67 @@ def open_data(config: RunConfig, console: Console) -> tuple[RunConfig, Dataset, 
     return config.model_copy(update={"data": data}), dataset, partition
 
 
+def _say(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(text, soft_wrap=True, markup=False)
+
+
 def make_executor(
-    config: RunConfig, partition: Partition, dataset: Dataset, signals: Signals, spill: Path
+    config: RunConfig,
+    partition: Partition,
+    dataset: Dataset,
+    signals: Signals,
+    spill: Path,
+    *,
+    device: str = "cpu",
 ) -> Executor:
     """Return the executor of `execution.backend`; Ray is imported only for its own."""
     if config.execution.backend == "inprocess":
         from raysim.executor import InProcessExecutor
 
-        return InProcessExecutor(config, partition, dataset, spill)
+        return InProcessExecutor(config, partition, dataset, spill, device=device)
     from cluster.executor import RayExecutor
 
     return RayExecutor(config, partition, dataset, signals, spill)
 
 
-def _train(
-    config: RunConfig,
-    executor: Executor,
-    folder: Path,
-    dataset: Dataset,
-    partition: Partition,
-    checkpoint: Checkpoint | None,
-    console: Console,
-    signals: Signals,
-) -> JsonDict:
-    from raysim.data.shards import HELD_OUT
-    from raysim.errors import Interrupted
-    from raysim.federation import Federation
-    from raysim.progress import closing_table, display
-    from raysim.results import write_json
-    from raysim.tensorboard import TensorBoard
+def ray_checks(config: RunConfig, then: Callable[[], Finding]) -> Iterator[Finding]:
+    """Look at Ray as a run of this config would start or join it; see `cluster.checkup`."""
+    from cluster.checkup import ray_checks
 
-    done = checkpoint.round if checkpoint else 0
-    signals.install()
-    with (
-        display(console, config.rounds, done) as progress,
-        closing(TensorBoard(folder / "tensorboard", config.output.tensorboard, done)) as board,
-    ):
-        federation = Federation(
-            config,
-            executor,
-            folder,
-            domains=dataset.domains,
-            held_out={
-                split: [len(dataset.labels(domain, split)) for domain in dataset.domains]
-                for split in HELD_OUT
-            },
-            unseen=partition.unseen(dataset.domains),
-            observers=(progress, board),
-            signals=signals,
-            partition_sha256=partition.digest(),
-            data_sha256=dataset.sha256,
-        )
-        try:
-            if checkpoint:
-                federation.resume(checkpoint)
-            summary = federation.run()
-        except BaseException as error:
-            stopped = isinstance(error, Interrupted | KeyboardInterrupt)
-            status = "interrupted" if stopped else "failed"
-            with suppress(OSError):
-                write_json(
-                    {"status": status, "rounds": federation.saved_rounds, "error": str(error)},
-                    folder / "summary.json",
-                )
-            _say_how_to_resume(folder, federation.saved_rounds, config.rounds)
-            raise
-    console.print(closing_table(summary))
-    console.print(f"run directory: {folder}", soft_wrap=True)
-    return summary
+    return ray_checks(config, then)
 
 
 def _run(
-    overrides: Sequence[str], config_file: Path | None, preset: str | None, resume: Path | None
+    overrides: Sequence[str],
+    config_file: Path | None,
+    preset: str | None,
+    resume: Path | None,
+    outlet: Outlet,
 ) -> None:
     from raysim.errors import ConfigError
-    from raysim.progress import plain_console
+    from raysim.progress import JsonLines, plain_console
+    from raysim.resuming import resumable
 
-    console = plain_console()
+    console = plain_console(quiet=outlet.quiet or outlet.log_json)
     if resume is None:
-        execute(read_config(overrides, config_file, preset), console)
-        return
-    if config_file is not None or preset is not None:
+        config, resume_from = read_config(overrides, config_file, preset), None
+    elif config_file is not None or preset is not None:
         raise ConfigError("--resume takes the run's own config: leave out --config and --preset")
-    _resume(resume, overrides, console)
-
-
-def _resume(folder: Path, overrides: Sequence[str], console: Console) -> None:
-    from raysim.checkpoint import latest_checkpoint
-    from raysim.errors import ResumeError
-
-    if any(word.startswith("output.dir") for word in overrides):
-        raise ResumeError("a resumed run goes on in its own directory: leave out output.dir")
-    if not (folder / "config.yaml").is_file():
-        raise ResumeError(f"{folder} is not a run directory: it has no config.yaml")
-    config = read_config(overrides, folder / "config.yaml")
-    checkpoint = latest_checkpoint(folder / "checkpoints")
-    for name in checkpoint.passed_over:
-        console.print(f"{name} is damaged; going on from {checkpoint.path.name}", soft_wrap=True)
-    execute(config, console, (folder, checkpoint))
-
-
-def _check_same_experiment(
-    config: RunConfig,
-    data_sha256: str,
-    partition_sha256: str,
-    folder: Path,
-    checkpoint: Checkpoint,
-) -> None:
-    from raysim.config import changed_keys
-    from raysim.errors import ResumeError
-
-    experiment = config.experiment(data_sha256, partition_sha256)
-    changed = changed_keys(checkpoint.experiment, experiment)
-    if config.rounds < checkpoint.round:
-        raise ResumeError(
-            f"rounds={config.rounds}: {folder} has {checkpoint.round} complete rounds already"
-        )
-    changed = [key for key in changed if key != "rounds"]  # the rounds so far are the same
-    if changed:
-        raise ResumeError(
-            f"not as in {folder}: {', '.join(changed)}. Resuming would mix two experiments: start "
-            "a new run for other values; rounds, execution.* and most of output.* may change"
-        )
-
-
-def _say_how_to_resume(folder: Path, saved: int, rounds: int) -> None:
-    if saved == 0:
-        _complain(f"no round of {folder} was complete; nothing to resume", 0)
     else:
-        _complain(
-            f"{saved} of {rounds} rounds are saved; go on with\n"
-            f"  python -m raysim.run --resume {_quoted(folder)}",
-            0,
-        )
+        resume_from = resume, resumable(resume, overrides, _say(console))
+        config = read_config(overrides, resume / "config.yaml")
+    show = (lambda _, rounds, done: JsonLines(rounds, done)) if outlet.log_json else None
+    record = execute(config, console, resume_from, show=show)
+    if outlet.quiet and not outlet.log_json:
+        plain_console().print(record.folder, soft_wrap=True)
 
 
-def _quoted(path: Path) -> str:
-    import shlex
+def _help_config(overrides: Sequence[str], config_file: Path | None, preset: str | None) -> None:
+    from raysim.config_help import config_help
+    from raysim.skeleton import method_of
 
-    return shlex.quote(str(path))
-
-
-def _complain(text: str, status: int) -> int:
-    import sys
-
-    sys.stderr.write(f"raysim: {text}\n")
-    return status
+    method = method_of(read_config(overrides, config_file, preset))
+    sys.stdout.write(config_help(type(method)))
 
 
 def main() -> None:
@@ -340,6 +378,8 @@ def main() -> None:
     app.command()(run)
     app(prog_name="python -m raysim.run")
 
+
+sys.modules[__name__].__class__ = RunModule
 
 if __name__ == "__main__":
     main()

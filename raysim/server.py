@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from raysim.aggregation import Partial
@@ -9,6 +10,7 @@ from raysim.config import RunConfig
 from raysim.errors import RunError, UserError, failure
 from raysim.messages import Costs
 from raysim.method import ServerState, ServerView
+from raysim.models import ChannelModel
 from raysim.skeleton import build_skeleton, method_of, refresh
 from raysim.tensors import Arrays, digest, state_arrays
 
@@ -32,6 +34,8 @@ class Server:
         blank = ServerState(model=state_arrays(self._model))
         memory = self._method.init_server(self._view(0, self._method.phases[0], blank))
         self._state = self._next = ServerState(model=blank.model, memory=memory)
+        self.steps = 0
+        """Partial results taken in; grows while the server is at work."""
 
     def weights(self) -> Arrays:
         """Return the committed global model."""
@@ -44,11 +48,13 @@ class Server:
         down = 0 if phase == "evaluate" else self._method.bytes_down(view, message)
         return message, down
 
-    def aggregate(self, round_: int, phase: str, partials: Iterable[Partial]) -> dict[str, float]:
+    def aggregate(
+        self, round_: int, phase: str, partials: Iterable[Partial]
+    ) -> tuple[dict[str, float], Arrays]:
         """Take a phase's partial results into the state in the making.
 
         Returns:
-            The method's figures after the phase.
+            The method's figures after the phase, and the arrays that it shows.
 
         Raises:
             RunError: updates were refused and none is left, or the method raised.
@@ -56,6 +62,7 @@ class Server:
         total = Partial()
         for partial in partials:
             total.merge(partial)
+            self.steps += 1
         if total.refused and not total.sums and not total.gathered:
             raise RunError(
                 f"round {round_ + 1}, phase {phase!r}: every update of the cohort was refused for "
@@ -63,13 +70,15 @@ class Server:
             )
         try:
             self._next = self._method.aggregate(self._view(round_, phase, self._next), total)
-            return dict(self._method.describe(self._view(round_, phase, self._next)))
+            figures = dict(self._method.describe(self._view(round_, phase, self._next)))
         except UserError:
             raise
         except Exception as error:
             raise failure(
                 f"the server failed in round {round_ + 1}, phase {phase!r}", error
             ) from error
+        means = {name: part.mean().astype(np.float32) for name, part in total.watched.items()}
+        return figures, means | dict(self._next.watched)
 
     def staged(self) -> tuple[Arrays, Arrays]:
         """Return model and memory in the making."""
@@ -83,6 +92,13 @@ class Server:
         """Return size and work of the committed global model as it is evaluated."""
         view = self._view(0, "evaluate", self._state)
         return self._method.costs(view, self._config.data.image_size)
+
+    def global_model(self, round_: int) -> ChannelModel:
+        """Return the skeleton, loaded with the committed global model as it is evaluated."""
+        message, _ = self.broadcast(round_, "evaluate")
+        refresh(self._model)
+        self._method.load_global(self._model, self._state.model, message)
+        return self._model
 
     def digest(self) -> str:
         """Return the sha256 of the committed global model."""

@@ -6,6 +6,7 @@ that wait for them call `poll`.
 """
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,7 +17,7 @@ from raysim.errors import Interrupted
 class Signals:
     """Turns the first SIGINT or SIGTERM into `Interrupted`; a later one acts as it would without.
 
-    Install after `ray.init`, which puts handlers of its own in place.
+    Installed after `ray.init`, which puts handlers of its own in place.
     """
 
     def __init__(self) -> None:
@@ -24,10 +25,18 @@ class Signals:
         self._depth = 0
         self._pending = 0
 
-    def install(self) -> None:
-        """Take over both signals; only the main thread may."""
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._arrive)
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take over both signals for the block; outside the main thread nothing can be taken."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {s: signal.signal(s, self._arrive) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
 
     def poll(self) -> None:
         """Raise what is pending; for waiting loops inside one `deferred` block of their own."""

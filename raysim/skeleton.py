@@ -34,8 +34,8 @@ def build_skeleton(config: RunConfig, num_classes: int, device: torch.device) ->
         model = method_of(config).build_model(
             config.model.name, num_classes, config.data.image_size, config.model.width
         )
-    channels_last = config.model.channels_last(config.data.image_size)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
+    layouts = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
+    layout = layouts[config.model.memory_format]
     model.layout = layout
     model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
     return model

@@ -16,6 +16,8 @@ from raysim.seeds import Stream, generator
 from raysim.tensors import Array
 
 _AS_THEY_ARE = AugmentSettings()
+_READ_BYTES = 2**24
+"""Pixels that are read for several shards at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class ShardData:
     def batch(self, index: Tensor | slice, rng: np.random.Generator | None = None) -> Batch:
         """Return the chosen examples as normalised floats, augmented if a generator is given."""
         images = self.images[index]
-        if rng is not None and self.augment.on:
+        if rng is not None:
             images = augment(images, self.augment, rng)
         floats = images.to(torch.float32).sub_(self.mean).div_(self.std)
         return Batch(floats, self.labels[index], self.domains[index])
@@ -72,41 +74,119 @@ class ShardData:
     def load(
         cls, dataset: Dataset, rows: Mapping[int, Array], split: str, device: torch.device
     ) -> "ShardData":
-        """Decode some rows of a data set onto a device, domain by domain.
+        """Decode some rows of a data set onto a device, domain by domain; see `load_all`."""
+        return cls.load_all(dataset, {0: rows}, split, device)[0]
+
+    @classmethod
+    def load_all(
+        cls,
+        dataset: Dataset,
+        rows_of: Mapping[int, Mapping[int, Array]],
+        split: str,
+        device: torch.device,
+    ) -> "dict[int, ShardData]":
+        """Decode the rows of many shards; files are opened for many shards at a time.
 
         Args:
             dataset: the data set.
-            rows: row indices by domain id.
+            rows_of: row indices by shard and domain id.
             split: "train", "val" or "test".
             device: where the examples stay.
+
+        Returns:
+            The shards under their numbers, each with its examples domain by domain.
         """
-        sizes = [len(rows[d]) for d in sorted(rows)]
-        images = np.empty((sum(sizes), 3, dataset.image_size, dataset.image_size), np.uint8)
-        labels = np.empty(sum(sizes), np.int64)
-        domains = np.repeat(sorted(rows), sizes).astype(np.int64)
-        start = 0
-        for d, size in zip(sorted(rows), sizes, strict=True):
-            part = slice(start, start + size)
-            labels[part] = dataset.read(dataset.domains[d], split, rows[d], images[part])
-            start += size
+        blank = {k: _Blank.of(rows, dataset.image_size) for k, rows in rows_of.items()}
+        most = _READ_BYTES // (3 * dataset.image_size**2)
+        for d in sorted({d for rows in rows_of.values() for d in rows}):
+            wanted = {k: rows[d] for k, rows in rows_of.items() if d in rows}
+            for block in _blocks(wanted, most):
+                if len(block) == 1:  # too large to be read twice
+                    blank[block[0]].read(dataset, d, split, wanted[block[0]])
+                    continue
+                index = np.concatenate([wanted[k] for k in block])
+                together = _Blank.of({d: index}, dataset.image_size)
+                together.read(dataset, d, split, index)
+                start = 0
+                for k in block:
+                    start = blank[k].copy(together, start, d, len(wanted[k]))
         scale = [torch.tensor(v).view(1, 3, 1, 1) * 255 for v in (dataset.mean, dataset.std)]
-        return cls(
-            images=torch.from_numpy(images).to(device),
-            labels=torch.from_numpy(labels).to(device),
-            domains=torch.from_numpy(domains).to(device),
-            mean=scale[0].to(device),
-            std=scale[1].to(device),
-            augment=dataset.settings.augment,
-        )
+        return {
+            k: cls(
+                images=torch.from_numpy(filled.images).to(device),
+                labels=torch.from_numpy(filled.labels).to(device),
+                domains=torch.from_numpy(filled.domains).to(device),
+                mean=scale[0].to(device),
+                std=scale[1].to(device),
+                augment=dataset.settings.augment,
+            )
+            for k, filled in blank.items()
+        }
 
     def counts(self, num_domains: int) -> Array:
         """Return the examples by domain, int64 [D]."""
         return torch.bincount(self.domains, minlength=num_domains).numpy(force=True)
 
 
+@dataclass(slots=True)
+class _Blank:
+    """Arrays of a shard that are being filled, domain by domain."""
+
+    images: Array
+    labels: Array
+    domains: Array
+    filled: int = 0
+
+    @classmethod
+    def of(cls, rows: Mapping[int, Array], side: int) -> "_Blank":
+        """Make room for rows, given by domain id."""
+        size = sum(map(len, rows.values()))
+        images = np.empty((size, 3, side, side), np.uint8)
+        return cls(images, np.empty(size, np.int64), np.empty(size, np.int64))
+
+    def read(self, dataset: Dataset, domain: int, split: str, index: Array) -> None:
+        """Append rows of a domain."""
+        here = self._append(domain, len(index))
+        name = dataset.domains[domain]
+        self.labels[here] = dataset.read(name, split, index, self.images[here])
+
+    def copy(self, other: "_Blank", start: int, domain: int, size: int) -> int:
+        """Append rows of another; returns where the next ones start there."""
+        here, there = self._append(domain, size), slice(start, start + size)
+        self.images[here], self.labels[here] = other.images[there], other.labels[there]
+        return there.stop
+
+    def _append(self, domain: int, size: int) -> slice:
+        here = slice(self.filled, self.filled + size)
+        self.domains[here] = domain
+        self.filled = here.stop
+        return here
+
+
+def _blocks(wanted: Mapping[int, Array], most: int) -> Iterator[list[int]]:
+    """Group shards so that each group has at most so many rows, or is a single shard."""
+    block: list[int] = []
+    size = 0
+    for shard, index in wanted.items():
+        if block and size + len(index) > most:
+            yield block
+            block, size = [], 0
+        block.append(shard)
+        size += len(index)
+    if block:
+        yield block
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds that local training has taken."""
+
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """What local training measured: mean loss over examples and epochs, and the steps taken."""
+    """What local training measured: mean loss over examples and epochs, steps and seconds taken."""
 
     loss: float
     num_steps: int
@@ -174,7 +254,9 @@ def fit(
     num_seen = num_steps = 0
     for epoch in range(local.epochs if epochs is None else epochs):
         rng = generator(seed, stream, *place, epoch)
-        changes = generator(seed, Stream.AUGMENT, *place, epoch, int(stream))
+        changes = None
+        if shard.augment.on:
+            changes = generator(seed, Stream.AUGMENT, *place, epoch, int(stream))
         for index in batch_order(len(shard), local.batch_size, rng):
             batch = shard.batch(torch.from_numpy(index).to(shard.labels.device), changes)
             if len(batch) == 1:

@@ -42,6 +42,25 @@ def test_the_error_is_a_tiny_part_of_the_largest_magnitude(parts: Any) -> None:
     assert np.abs(summed(parts).total() - wanted).max() <= bound
 
 
+@given(
+    hnp.arrays(np.float32, 5, elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
+)
+def test_float32_is_summed_with_the_bits_of_float64(value: Any) -> None:
+    wide = summed([(value.astype(np.float64), 3)])
+    narrow = summed([(value, 3)])
+    assert narrow.bins.keys() == wide.bins.keys()
+    for exponent, integers in wide.bins.items():
+        assert_array_equal(narrow.bins[exponent], integers)
+
+
+def test_a_contribution_longer_than_a_block_is_added_whole() -> None:
+    value = np.random.default_rng(0).normal(size=(3, 40_000))
+    total = ExactSum(value.shape)
+    total.add(value, 5)
+    total.add(value[::-1], 5)
+    assert_allclose(total.total(), 5.0 * (value + value[::-1]), rtol=0, atol=1e-6)
+
+
 @given(hnp.arrays(np.float32, 5, elements=FLOATS), st.integers(1, 10_000))
 def test_the_mean_of_one_is_itself(value: Any, weight: int) -> None:
     peak = float(np.abs(value).max())

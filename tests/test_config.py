@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods import METHODS
-from raysim.config import RunConfig, changed_keys, load_config, preset_names, preset_text
+from raysim.config import RunConfig, changed_keys, load_config
 from raysim.errors import ConfigError
+from raysim.presets import preset_names, preset_text
 
 
 def load(*overrides: str, text: str = "") -> RunConfig:

@@ -16,7 +16,7 @@ from raysim.checkpoint import latest_checkpoint
 from raysim.errors import Interrupted, RunError
 from raysim.executor import PhaseReport, PlaceLost
 from raysim.federation import Federation, RoundSummary, draw_cohort
-from raysim.messages import ClientReport, Costs, EvalSum, EvalUnit, Snapshot
+from raysim.messages import ClientReport, Costs, EvalSum, EvalUnit, HostReport, Snapshot
 from raysim.signals import Signals
 from tests.toy import toy_config
 
@@ -44,12 +44,14 @@ class FakeExecutor:
                 num_examples=c + 1,
                 metrics={"loss": float(c)},
                 bytes_up=10,
+                state_bytes=0,
                 seconds=0.5,
             )
             for c in cohort
         ]
         seconds = {"clients": 1.0, "aggregate": 0.1}
-        return PhaseReport(clients=clients, metrics={"figure": 7.0}, bytes_down=3, seconds=seconds)
+        host = HostReport(0, clients, 7, {"fit": 0.4, "busy": 0.6})
+        return PhaseReport(hosts=[host], metrics={"figure": 7.0}, bytes_down=3, seconds=seconds)
 
     def recover(self, notify: Callable[[str], None]) -> None:
         self.calls.append("recover")

@@ -43,7 +43,7 @@ def test_plans(total: dict[str, float], settings: Any, wanted: HostPlan) -> None
     [
         ({"CPU": 2}, {"hosts": 9}, ("wanted: 9 hosts", "1 CPU", "has 2 CPU", "execution.hosts")),
         ({"CPU": 2}, {"cpus_per_host": 4}, ("wanted: 1 hosts", "4 CPU", "enough for 0")),
-        ({"CPU": 8}, {"gpus_per_host": 1}, ("1 GPU", "0 GPU", "enough for 0")),
+        ({"CPU": 8}, {"gpus_per_host": 1}, ("gpus_per_host=1", "no GPU", "gpus_per_host=0 (or")),
         ({"CPU": 8, "GPU": 1}, {"hosts": 2}, ("wanted: 2 hosts", "1 GPU", "gpus_per_host")),
         ({}, {}, ("0 CPU", "enough for 0")),
     ],

@@ -9,11 +9,12 @@ import yaml
 from numpy.typing import NDArray
 
 from methods import METHODS
-from raysim.config import RunConfig, load_config, preset_names, preset_text
+from raysim.config import RunConfig, load_config
 from raysim.data.partition import make_partition
 from raysim.data.settings import DataSettings
 from raysim.data.shards import Partition
 from raysim.data.splits import cut
+from raysim.presets import preset_names, preset_text
 
 Counts = NDArray[np.int64]
 

@@ -186,6 +186,17 @@ def test_a_host_that_hangs_is_killed_and_named(
 
 
 @slow
+@pytest.mark.parametrize("hook", ["aggregate-fit", "broadcast-evaluate"])
+def test_a_server_that_hangs_is_killed_and_named(
+    local_ray: str, quiet: Callable[..., ToyRun], hook: str, tmp_path: Path
+) -> None:
+    found, told = struck("fedfip", tmp_path, fault("sleep", hook, 1), hang_s=5, retries=9)
+    assert same_bits(found, quiet("fedfip"))
+    assert found.summary["recoveries"] >= 1, "a busy machine may make more of it"
+    assert ": the server has not ended a step for 5 s (execution.hang_s) and was killed" in told[0]
+
+
+@slow
 def test_all_hosts_hang_at_once(
     local_ray: str, quiet: Callable[..., ToyRun], tmp_path: Path
 ) -> None:

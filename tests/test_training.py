@@ -15,6 +15,7 @@ from raysim.data.settings import DataSettings
 from raysim.seeds import Stream
 from raysim.tensors import digest, state_arrays
 from raysim.training import Batch, ShardData, batch_order, fit, freeze_batchnorm
+from tests.toy import dealt, toy_config
 
 KEY = (0, 0, 0)
 
@@ -79,6 +80,21 @@ def test_examples_are_decoded_domain_by_domain() -> None:
     empty = ShardData.load(dataset, {}, "train", torch.device("cpu"))
     assert len(empty) == 0
     assert empty.images.shape[1:] == (3, 16, 16)
+
+
+@pytest.mark.parametrize("read_bytes", [1, 3 * 16 * 16 * 20, 2**24])
+def test_shards_read_together_are_those_read_alone(
+    read_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raysim.training._READ_BYTES", read_bytes)
+    dataset, partition = dealt(toy_config(data__clients=7))
+    rows_of = {5 + c: shard.train for c, shard in enumerate(partition.shards)} | {40: {}}
+    together = ShardData.load_all(dataset, rows_of, "train", torch.device("cpu"))
+    assert list(together) == list(rows_of)
+    for number, rows in rows_of.items():
+        alone = ShardData.load(dataset, rows, "train", torch.device("cpu"))
+        for name in ("images", "labels", "domains"):
+            assert torch.equal(getattr(together[number], name), getattr(alone, name))
 
 
 def test_one_step_is_sgd_with_momentum_and_decay() -> None:

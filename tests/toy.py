@@ -217,6 +217,7 @@ CLI = [
     *("method.fisher_samples=8", "data.clients=40", "data.image_size=16", "model.name=cnn"),
     *("model.width=4", "local.batch_size=16", "participation.fraction=0.1", "evaluation.every=2"),
     *("output.tensorboard=false", "output.checkpoint_every=2", "output.keep_checkpoints=9"),
+    "output.report=false",
 ]
 INPROCESS = "execution.backend=inprocess"
 

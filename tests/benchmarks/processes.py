@@ -15,7 +15,7 @@ def pids(executor: RayExecutor) -> dict[str, int]:
     """Return the process ids of driver, server and hosts by name."""
     server = ray.get(executor._server.__ray_call__.remote(_pid))
     hosts = executor._hosts.hosts.values()
-    named = {f"host {host.index}": int(host.where.split()[1]) for host in hosts}
+    named = {host.name: int(host.where.split()[1]) for host in hosts}
     return {"driver": os.getpid(), "server": server} | named
 
 

@@ -102,7 +102,7 @@ class World:
         partials = [self.on_host(host, phase, cohort, message) for host in self.hosts]
         for arrays in self.server.snapshot():
             freeze(arrays)
-        return self.server.aggregate(self.round, phase, partials)
+        return self.server.aggregate(self.round, phase, partials)[0]
 
     def on_host(
         self, host: OpenHost, phase: str, cohort: Sequence[int], message: Arrays

@@ -1,0 +1,20 @@
+"""Options that commands share, and how a command tells what it does."""
+
+from typing import Annotated, NamedTuple
+
+import typer
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print the run directory alone.")]
+LogJson = Annotated[
+    bool, typer.Option("--log-json", help="Print a JSON object a round, instead of text.")
+]
+HelpConfig = Annotated[
+    bool, typer.Option("--help-config", help="Print every key, its default and what it does.")
+]
+
+
+class Outlet(NamedTuple):
+    """How a command tells what it does."""
+
+    quiet: bool
+    log_json: bool

@@ -1,0 +1,201 @@
+"""What a run left, read back: settings, tables, what its method showed, its global model."""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.config import MethodTable, build_config
+from raysim.errors import RecordError
+from raysim.messages import JsonDict
+from raysim.results import ALL
+from raysim.watched import WatchedFiles
+from raysim.yaml_text import parse_yaml
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from torch import nn
+
+    from raysim.config import RunConfig
+    from raysim.models import ChannelModel
+    from raysim.plots import Plots
+
+MAIN = "config.yaml"
+
+
+class Record:
+    """One run directory.
+
+    Attributes:
+        folder: its absolute path.
+        config: the settings as plain values.
+        summary: `summary.json`; `{"status": "unfinished"}` while the run goes on or after a kill.
+        environment: versions, hardware, placement.
+        domains: names by domain id.
+        classes: names by class id.
+    """
+
+    def __init__(self, folder: Path, methods: MethodTable) -> None:
+        """Read the small files; tables are read when they are asked for.
+
+        Args:
+            folder: a run directory.
+            methods: method classes by name.
+
+        Raises:
+            RecordError: it is none, or nothing of it was saved.
+        """
+        self.folder = folder.resolve()
+        self._methods = methods
+        if not (folder / MAIN).is_file():
+            raise RecordError(f"{folder} is not a run directory: it has no {MAIN}")
+        if not (folder / "metrics.parquet").is_file():
+            raise RecordError(
+                f"{folder}: no round is saved yet; the first ones are after "
+                "output.checkpoint_every rounds, or at the run's end"
+            )
+        self.config: JsonDict = parse_yaml((folder / MAIN).read_text(encoding="utf-8"), MAIN)
+        self.summary = _json(folder / "summary.json") or {"status": "unfinished"}
+        self.environment = _json(folder / "environment.json")
+        data = _json(folder / "data.json")
+        self.domains: list[str] = data.get("domains", [])
+        self.classes: list[str] = data.get("classes", [])
+        self._held: Sequence[Sequence[int]] = data.get("held", ())
+
+    def __repr__(self) -> str:
+        """Name the run and how it ended."""
+        figures = ""
+        if self.is_done:
+            figures = f", AVG {self.summary['avg']:.2f}, STD {self.summary['std']:.2f}"
+        return f"<Record {self.folder.name}: {self.summary['status']}{figures}>"
+
+    @property
+    def name(self) -> str:
+        """The run directory's name."""
+        return self.folder.name
+
+    @property
+    def label(self) -> str:
+        """Method and seed in few words."""
+        name = str(self.config["method"]["name"]).rpartition(":")[2]
+        return f"{name} s{self.config['seed']}"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run came to its end, so that the summary is complete."""
+        return "avg" in self.summary
+
+    @cached_property
+    def metrics(self) -> "DataFrame":
+        """`metrics.parquet`: round, model, client, domain, split, metric, value, count."""
+        return _table(self.folder / "metrics.parquet")
+
+    @cached_property
+    def timings(self) -> "DataFrame":
+        """`timings.parquet`: round, phase, host, client, what, seconds, bytes."""
+        return _table(self.folder / "timings.parquet")
+
+    @property
+    def watched(self) -> WatchedFiles:
+        """What the method showed of its rounds."""
+        return WatchedFiles(self.folder / "watched")
+
+    @property
+    def rounds(self) -> int:
+        """Complete rounds that the tables hold."""
+        return int(self.metrics["round"].max())
+
+    @property
+    def seen(self) -> list[str]:
+        """Names of the domains that some client trains on."""
+        return [name for name in self.domains if name not in self.config["data"]["unseen"]]
+
+    @property
+    def held(self) -> NDArray[np.int64]:
+        """Training images by client, domain and class, [M, D, K]."""
+        size = (self.config["data"]["clients"], len(self.domains), len(self.classes))
+        counts = np.zeros(size, np.int64)
+        for client, domain, label, count in self._held:
+            counts[client, domain, label] = count
+        return counts
+
+    @property
+    def plot(self) -> "Plots":
+        """Charts of the run as Plotly figures: `record.plot.domains()`, ..."""
+        from raysim.plots import Plots
+
+        return Plots(self)
+
+    def series(self, metric: str, **where: Any) -> dict[int, float]:
+        """Return a metric by round.
+
+        Args:
+            metric: its name.
+            **where: `model`, `client`, `domain`, `split`, where they are not those of a figure of
+                the global model over all domains (split "train" for figures of training).
+        """
+        want = {"model": "global", "client": -1, "domain": ALL, "split": "train"} | where
+        table = self.metrics
+        chosen = table["metric"] == metric
+        for column, value in want.items():
+            chosen &= table[column] == value
+        found = table[chosen]
+        return dict(zip(found["round"].tolist(), found["value"].tolist(), strict=True))
+
+    def settings(self) -> "RunConfig":
+        """Return the typed config.
+
+        Raises:
+            ConfigError: it is no config of this version, or the method is not there.
+        """
+        return build_config(self.config, self._methods)
+
+    def global_model(self) -> "ChannelModel":
+        """Return the global model of the last saved round, as it is evaluated, in eval mode.
+
+        It takes normalised images as training does (`raysim.training.ShardData`), and its
+        `state_dict()` is a plain one, in the shapes of the sliced model where units are pruned.
+
+        Raises:
+            UserError: no checkpoint is left, or the method is not there.
+        """
+        from raysim.restoring import restore_global
+
+        return restore_global(self.settings(), self.folder, len(self.classes), len(self.domains))
+
+    def accuracy(self, model: "nn.Module") -> dict[str, float]:
+        """Test a model as the run tests its global one; returns percent by domain.
+
+        Args:
+            model: maps normalised images to logits, as `global_model()` does.
+
+        Raises:
+            UserError: the data are not there.
+        """
+        from raysim.restoring import accuracy
+
+        return accuracy(model, self.settings())
+
+
+def _json(path: Path) -> JsonDict:
+    try:
+        found: JsonDict = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    except ValueError as error:
+        raise RecordError(f"{path} is damaged: {error}") from None
+    return found
+
+
+def _table(path: Path) -> "DataFrame":
+    import pandas
+    import pyarrow
+
+    try:
+        return pandas.read_parquet(path)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise RecordError(f"{path} cannot be read: {error}") from None

@@ -1,0 +1,79 @@
+"""Going on with a run: what has to be as it was, and how to tell the user."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from raysim.checkpoint import Checkpoint, latest_checkpoint
+from raysim.config import RunConfig, changed_keys
+from raysim.errors import ResumeError
+
+
+def resumable(folder: Path, overrides: Sequence[str], notify: Callable[[str], None]) -> Checkpoint:
+    """Return the checkpoint that a run directory goes on from.
+
+    Args:
+        folder: the run directory.
+        overrides: `key=value` words of the command line.
+        notify: told if a damaged checkpoint is passed over.
+
+    Raises:
+        ResumeError: it is no run directory, has no complete checkpoint, or is to be another one.
+    """
+    if any(word.startswith("output.dir") for word in overrides):
+        raise ResumeError("a resumed run goes on in its own directory: leave out output.dir")
+    if not (folder / "config.yaml").is_file():
+        raise ResumeError(f"{folder} is not a run directory: it has no config.yaml")
+    checkpoint = latest_checkpoint(folder / "checkpoints")
+    for name in checkpoint.passed_over:
+        notify(f"{name} is damaged; going on from {checkpoint.path.name}")
+    return checkpoint
+
+
+def check_same_experiment(
+    config: RunConfig,
+    data_sha256: str,
+    partition_sha256: str,
+    folder: Path,
+    checkpoint: Checkpoint,
+) -> None:
+    """Refuse to go on with other settings, data or partition than the checkpoint's.
+
+    Args:
+        config: the run as it would go on.
+        data_sha256: hash of its data.
+        partition_sha256: hash of who holds which examples.
+        folder: the run directory, for the message.
+        checkpoint: where it would go on from.
+
+    Raises:
+        ResumeError: names the keys that differ.
+    """
+    experiment = config.experiment(data_sha256, partition_sha256)
+    changed = changed_keys(checkpoint.experiment, experiment)
+    if config.rounds < checkpoint.round:
+        raise ResumeError(
+            f"rounds={config.rounds}: {folder} has {checkpoint.round} complete rounds already"
+        )
+    changed = [key for key in changed if key != "rounds"]  # the rounds so far are the same
+    if changed:
+        raise ResumeError(
+            f"not as in {folder}: {', '.join(changed)}. Resuming would mix two experiments: start "
+            "a new run for other values; rounds, execution.* and most of output.* may change"
+        )
+
+
+def how_to_resume(folder: Path, saved: int, rounds: int) -> str:
+    """Return what to tell the user of a run that ended early.
+
+    Args:
+        folder: the run directory.
+        saved: complete rounds in the newest checkpoint.
+        rounds: of the config.
+    """
+    if saved == 0:
+        return f"no round of {folder} was complete; nothing to resume"
+    return (
+        f"{saved} of {rounds} rounds are saved; go on with\n"
+        f"  python -m raysim.run --resume {shlex.quote(str(folder))}"
+    )
