@@ -1,0 +1,192 @@
+"""From runs to a paper's table: means and deviations over seeds, paired differences, text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from tune_jobs.outcome import Outcome
+from tune_jobs.table_settings import TableSettings
+
+ACCURACIES = {"avg": "AVG", "std": "STD", "personal_avg": "personal"}
+"""Accuracies of a run that the table shows, and their headings."""
+COSTS = {"params": "params (k)", "flops": "MFLOPs", "mb": "MB", "seconds": "s"}
+"""What a run costs, and its headings."""
+FIGURES = ACCURACIES | COSTS
+_DIFFERENCE = "AVG vs {}"
+_LEVEL = 0.95
+Pair = tuple[float, float]
+
+
+def cells(settings: TableSettings, outcomes: Sequence[Outcome]) -> pd.DataFrame:
+    """Return a row a run, in the order of the grid; figures are empty where a run is not done.
+
+    Returns:
+        `row`, `data`, `seed`, `trial`, `status`; `avg` and `std` over domains and `personal_avg`
+        over clients, in percent, means of the last evaluations (personal: the last one);
+        `final_avg`, `final_std`; `params` and `flops` of the sliced model in thousands and
+        millions; `mb` up and down; `seconds`.
+    """
+    grid = settings.cells()
+    found = []
+    for outcome in sorted(outcomes, key=lambda o: grid.index(dict(o.values))):
+        row, data, seed = settings.place(grid.index(dict(outcome.values)))
+        head = {"row": row, "data": data, "seed": seed, "trial": outcome.trial}
+        found.append(head | {"status": outcome.status} | _figures(outcome))
+    return pd.DataFrame(found)
+
+
+def compare(runs: pd.DataFrame, settings: TableSettings) -> pd.DataFrame:
+    """Return a row a line of the table.
+
+    Returns:
+        `data`, `row`, `seeds`; mean and deviation (ddof 1) over seeds of each of `FIGURES` as
+        `avg_mean`, `avg_std` and so on; the mean difference of `avg` to the baseline over the seeds
+        that both have, and the ends of its paired 95 % t interval, as `diff`, `diff_low`,
+        `diff_high`.
+    """
+    lines = []
+    for data in settings.data:
+        of_data = runs[(runs["data"] == data) & (runs["status"] == "done")]
+        base = of_data[of_data["row"] == settings.baseline].set_index("seed")["avg"]
+        for row in settings.rows:
+            own = of_data[of_data["row"] == row.label].set_index("seed")
+            line = {"data": data, "row": row.label, "seeds": len(own)}
+            for name in FIGURES:
+                mean, deviation = _mean_std(own[name].dropna().to_numpy(float))
+                line |= {f"{name}_mean": mean, f"{name}_std": deviation}
+            if row.label != settings.baseline:
+                difference, low, high = paired((own["avg"] - base).dropna().to_numpy(float))
+                line |= {"diff": difference, "diff_low": low, "diff_high": high}
+            lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def paired(differences: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float, float]:
+    """Return the mean of paired differences and the ends of its 95 % t interval.
+
+    The ends are NaN for fewer than two pairs.
+    """
+    number = len(differences)
+    if number == 0:
+        return math.nan, math.nan, math.nan
+    mean = float(differences.mean())
+    if number == 1:
+        return mean, math.nan, math.nan
+    error = float(differences.std(ddof=1)) / math.sqrt(number)
+    half = float(stats.t.ppf((1 + _LEVEL) / 2, number - 1)) * error
+    return mean, mean - half, mean + half
+
+
+def headings(settings: TableSettings, shown: Mapping[str, str] = FIGURES) -> list[str]:
+    """Return the headings of `text_rows`."""
+    return [settings.title, *shown.values(), _DIFFERENCE.format(settings.baseline)]
+
+
+def text_rows(
+    lines: pd.DataFrame, shown: Mapping[str, str] = FIGURES, *, pm: str = "±"
+) -> list[list[str]]:
+    """Return the cells of one data set's lines as text.
+
+    Args:
+        lines: of one data set, from `compare`.
+        shown: figures and their headings.
+        pm: the sign between mean and deviation.
+    """
+    return [_text_row(line, shown, pm) for _, line in lines.iterrows()]
+
+
+def markdown(table: pd.DataFrame, settings: TableSettings) -> str:
+    """Return the table as Markdown, a section a data set."""
+    parts = []
+    for data in settings.data:
+        rows = text_rows(table[table["data"] == data])
+        head = headings(settings)
+        lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+        parts.append(f"## {data}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join([*parts, caption(settings)]) + "\n"
+
+
+def latex(table: pd.DataFrame, settings: TableSettings) -> str:
+    """Return the table as LaTeX (needs the package booktabs), a tabular a data set."""
+    parts = []
+    for data in settings.data:
+        rows = text_rows(table[table["data"] == data], pm=r"$\pm$")
+        head = headings(settings)
+        body = [" & ".join(_escaped(cell) for cell in row) + r" \\" for row in rows]
+        parts.append(
+            "\n".join(
+                [
+                    f"% {data}",
+                    rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+                    r"\toprule",
+                    " & ".join(_escaped(cell) for cell in head) + r" \\",
+                    r"\midrule",
+                    *body,
+                    r"\bottomrule",
+                    r"\end{tabular}",
+                ]
+            )
+        )
+    return "\n\n".join([*parts, f"% {caption(settings)}"]) + "\n"
+
+
+def caption(settings: TableSettings) -> str:
+    """Say what the figures are."""
+    last = settings.base().evaluation.last
+    return (
+        f"Mean ± deviation over {settings.seeds} seeds. AVG and STD over domains on test images, "
+        f"in percent, mean of the last {last} evaluations; personal AVG over clients after the "
+        "last round; parameters and multiply-adds of the sliced model, MB up and down and seconds "
+        "of a whole run: means. Last column: mean difference over seeds and its paired 95 % t "
+        "interval."
+    )
+
+
+def _figures(outcome: Outcome) -> dict[str, float | None]:
+    found = outcome.summary()
+    if outcome.status != "done":
+        found = {}
+    last, personal = found.get("last") or {}, found.get("personal") or {}
+    return {
+        "avg": last.get("avg"),
+        "std": last.get("std"),
+        "personal_avg": personal.get("avg"),
+        "final_avg": found.get("avg"),
+        "final_std": found.get("std"),
+        "params": found["params_sliced"] / 1e3 if found else None,
+        "flops": found["flops_sliced"] / 1e6 if found else None,
+        "mb": (found["bytes_up"] + found["bytes_down"]) / 1e6 if found else None,
+        "seconds": found.get("wall_s"),
+    }
+
+
+def _mean_std(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Pair:
+    if len(values) == 0:
+        return math.nan, math.nan
+    return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan
+
+
+def _text_row(line: pd.Series, shown: Mapping[str, str], pm: str) -> list[str]:
+    cells = [str(line["row"])]
+    for name in shown:
+        mean, deviation = line[f"{name}_mean"], line[f"{name}_std"]
+        text = "" if pd.isna(mean) else f"{mean:.1f}" if name in COSTS else f"{mean:.2f}"
+        if text and name in ACCURACIES and not pd.isna(deviation):
+            text += f" {pm} {deviation:.2f}"
+        cells.append(text)
+    diff = line.get("diff", math.nan)
+    text = "" if pd.isna(diff) else f"{diff:+.2f}"
+    if text and not pd.isna(line["diff_low"]):
+        text += f" [{line['diff_low']:+.2f}, {line['diff_high']:+.2f}]"
+    return [*cells, text]
+
+
+def _escaped(text: str) -> str:
+    for sign in "%&_#":
+        text = text.replace(sign, f"\\{sign}")
+    return text
