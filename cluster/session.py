@@ -5,11 +5,12 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
 from ray._private import ray_constants
+from ray._private.node import Node
 
 from raysim.config import ExecutionSettings
 from raysim.cpus import usable_cpus
@@ -19,6 +20,9 @@ _TOKENS = "set RAY_AUTH_MODE (token or disabled) as it was for `ray start`"
 # One for the process: Ray caches the first token it sees.
 _TOKEN = secrets.token_hex(32)
 _beginning: Future[str] | None = None
+_UNASKED = ("start_api_server", "start_monitor", "start_log_monitor")
+"""What a node starts beside Ray itself: the dashboard, the autoscaler, and who reads log files."""
+_ABSENT = object()
 
 
 @contextmanager
@@ -84,12 +88,16 @@ def _start_local() -> None:
     # Ray answers 127.0.0.1 with the machine's outer address, and then listens on all of them,
     # unless it is told that there is no cluster: by a constant here, by the variable elsewhere.
     os.environ.setdefault(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0")
-    alone = _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)
-    # The dashboard's agent imports all of the dashboard, and Ray waits for it, unless it believes
-    # that the dashboard's dependencies are not installed.
-    small = _replaced(ray._private.utils, "get_dashboard_dependency_error", lambda: ImportError())
+    replaced = [_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)]
+    # Nobody asks them, and Ray waits for some; the dashboard's agent imports all of the dashboard
+    # unless it believes that the dashboard's dependencies are not installed.
+    replaced += [_replaced(Node, name, lambda *_, **__: None) for name in _UNASKED]
+    replaced += [_replaced(Node, "_webui_url", None)]
+    replaced += [_replaced(ray._private.utils, "get_dashboard_dependency_error", ImportError)]
     try:
-        with alone, small:
+        with ExitStack() as stack:
+            for replacement in replaced:
+                stack.enter_context(replacement)
             ray.init(
                 address="local",
                 num_cpus=usable_cpus(),
@@ -107,13 +115,16 @@ def _start_local() -> None:
 
 @contextmanager
 def _replaced(module: Any, name: str, value: object) -> Iterator[None]:
-    """Give a name of a module another value for the block."""
-    before = getattr(module, name)
+    """Give a name of a module or class another value for the block."""
+    before = getattr(module, name, _ABSENT)
     setattr(module, name, value)
     try:
         yield
     finally:
-        setattr(module, name, before)
+        if before is _ABSENT:
+            delattr(module, name)
+        else:
+            setattr(module, name, before)
 
 
 def _join(address: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from tests.toy import command, environment
 
@@ -28,7 +29,7 @@ ray.shutdown()
 """
 LIGHT = {
     "import raysim": [sys.executable, "-c", "import raysim"],
-    "raysim --help": [sys.executable, "-m", "raysim", "--help"],
+    "raysim --help": [str(Path(sys.executable).with_name("raysim")), "--help"],
 }
 
 
