@@ -7,6 +7,7 @@ different e are kept apart ("bins", usually one or two) and only joined at the v
 order of e. Hosts can therefore pre-reduce their clients, and the server their partial sums.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -127,7 +128,7 @@ def _peak(value: Array) -> float:
         NonFiniteError: the array holds NaN or infinity.
     """
     peak = max(float(value.max()), -float(value.min())) if value.size else 0.0
-    if not np.isfinite(peak):
+    if not math.isfinite(peak):
         raise NonFiniteError("NaN or infinity")
     return peak
 
@@ -144,8 +145,8 @@ def _peaks(arrays: Arrays) -> dict[str, float]:
 
 def _exponent(peak: float) -> int:
     """Return the largest multiple of `_BIN_STEP` with peak * 2^e < 2^`_VALUE_BITS`."""
-    _, power = np.frexp(peak)  # peak < 2^power
-    return (_VALUE_BITS - int(power)) // _BIN_STEP * _BIN_STEP
+    _, power = math.frexp(peak)  # peak < 2^power
+    return (_VALUE_BITS - power) // _BIN_STEP * _BIN_STEP
 
 
 @dataclass

@@ -250,7 +250,7 @@ def fit(
         momentum=local.momentum,
         weight_decay=local.weight_decay,
     )
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=shard.images.device)
     num_seen = num_steps = 0
     for epoch in range(local.epochs if epochs is None else epochs):
         rng = generator(seed, stream, *place, epoch)
@@ -272,7 +272,7 @@ def fit(
             optimizer.step()
             if after_step is not None:
                 after_step()
-            total += value.detach().double().cpu() * len(batch)
+            total += value.detach().double() * len(batch)  # on the device: nothing waits for it
             num_seen += len(batch)
             num_steps += 1
     return FitResult(float(total) / max(num_seen, 1), num_steps, time.perf_counter() - started)
