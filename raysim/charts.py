@@ -189,7 +189,7 @@ def heat_map(
     layout["xaxis"] = {"type": "category"} | layout["xaxis"]
     rows_down = {"type": "category", "autorange": "reversed", "automargin": True}
     layout["yaxis"] = rows_down | layout["yaxis"]
-    layout["yaxis"]["title"] = {"standoff": 8} | layout["yaxis"]["title"]
+    layout["yaxis"]["title"] = {"standoff": 14} | layout["yaxis"]["title"]
     layout["xaxis"] |= {"showgrid": False}
     layout["yaxis"] |= {"showgrid": False}
     layout["margin"] |= {"l": 8}
