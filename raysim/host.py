@@ -53,7 +53,10 @@ class Host:
                 this process's own.
         """
         torch.set_num_threads(config.local.threads)
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # `use_deterministic_algorithms` would import torch's compiler: a second, and 80 MiB.
+        torch.set_deterministic_debug_mode("warn")
+        # Else every new tensor is filled, though nothing reads it before it is written.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self._config = config
         self._method = method_of(config)
         self._index = index

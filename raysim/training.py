@@ -1,12 +1,13 @@
 """The one local training loop, and the examples it runs over."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from raysim.augmentation import augment
 from raysim.config import LocalSettings
@@ -244,12 +245,8 @@ def fit(
     started = time.perf_counter()
     seed, *place = key
     trainable = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(
-        trainable,
-        lr=(local.lr if lr is None else lr) * local.lr_decay ** place[0],
-        momentum=local.momentum,
-        weight_decay=local.weight_decay,
-    )
+    rate = (local.lr if lr is None else lr) * local.lr_decay ** place[0]
+    step = _sgd(trainable, rate, local.momentum, local.weight_decay)
     total = torch.zeros((), dtype=torch.float64, device=shard.images.device)
     num_seen = num_steps = 0
     for epoch in range(local.epochs if epochs is None else epochs):
@@ -261,7 +258,8 @@ def fit(
             batch = shard.batch(torch.from_numpy(index).to(shard.labels.device), changes)
             if len(batch) == 1:
                 freeze_batchnorm(model)
-            optimizer.zero_grad(set_to_none=True)
+            for parameter in trainable:
+                parameter.grad = None
             with autocast(local, shard.images.device):
                 value = loss(batch)
             value.backward()  # type: ignore[no-untyped-call]
@@ -269,13 +267,43 @@ def fit(
                 before_step()
             if local.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(trainable, local.max_grad_norm)
-            optimizer.step()
+            step()
             if after_step is not None:
                 after_step()
             total += value.detach().double() * len(batch)  # on the device: nothing waits for it
             num_seen += len(batch)
             num_steps += 1
     return FitResult(float(total) / max(num_seen, 1), num_steps, time.perf_counter() - started)
+
+
+def _sgd(
+    parameters: Sequence[nn.Parameter], lr: float, momentum: float, weight_decay: float
+) -> Callable[[], None]:
+    """Return what takes the steps of a fresh `torch.optim.SGD`.
+
+    The class itself imports torch's compiler when it is first used: a second, and 80 MiB.
+    """
+    buffers: list[Tensor | None] = [None] * len(parameters)
+
+    @torch.no_grad()
+    def step() -> None:
+        moved = [i for i, p in enumerate(parameters) if p.grad is not None]
+        held = [buffers[i] for i in moved]
+        sgd(
+            [parameters[i] for i in moved],
+            [g for i in moved if (g := parameters[i].grad) is not None],
+            held,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        for i, buffer in zip(moved, held, strict=True):
+            buffers[i] = buffer
+
+    return step
 
 
 def autocast(local: LocalSettings, device: torch.device) -> torch.autocast:
