@@ -49,6 +49,8 @@ def _held(settings: ExecutionSettings) -> Iterator[str]:
         return
     address = settings.address or os.environ.get("RAY_ADDRESS")
     before = dict(os.environ)
+    # A failed call has several results; what is told of it is the run's affair, once.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
         if address:
             _join(address)

@@ -1,5 +1,6 @@
 import resource
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,8 @@ from raysim import doctor
 from raysim.cli import app
 from raysim.doctor import State, machine_checks, open_files, shared_memory, socket_path
 from raysim.errors import failure, remedy
+
+RAYSIM = str(Path(sys.executable).with_name("raysim"))
 
 
 def test_every_check_says_what_it_found_and_what_to_do(tmp_path: Path) -> None:
@@ -71,7 +74,7 @@ def test_an_in_process_self_test_gives_equal_bits() -> None:
 
 @pytest.mark.slow
 def test_the_command_starts_ray_and_sees_what_hosts_would_be() -> None:
-    done = subprocess.run(["raysim", "doctor"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([RAYSIM, "doctor"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
     for word in ("a local Ray, 1 node", "object store", "hosts: auto", "equal bits"):
         assert word in done.stdout
