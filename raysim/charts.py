@@ -170,9 +170,6 @@ def heat_map(
     matrices = {k: np.asarray(v, np.float32) for k, v in frames.items()}
     last = next(reversed(matrices.values()))
     low, high = limits or ((0, len(levels) - 1) if levels else _limits(matrices.values()))
-    bar: JsonDict = {"title": {"text": plain(value)}}  # of notebooks; pages draw the scale
-    if levels:
-        bar |= {"tickvals": list(range(len(levels))), "ticktext": [plain(v) for v in levels]}
     trace: JsonDict = {
         "type": "heatmap",
         "z": last,
@@ -180,33 +177,42 @@ def heat_map(
         "y": [plain(str(r)) for r in rows],
         "zmin": low,
         "zmax": high,
-        "colorbar": bar,
+        "colorbar": _color_bar(value, levels),
         "hovertemplate": f"{plain(y)} %{{y}}, {plain(x)} %{{x}}: %{{z:.4~g}}<extra></extra>",
         "xgap": 1 if last.shape[1] <= 60 else 0,
         "ygap": 1 if last.shape[0] <= 60 else 0,
     }
-    layout = _layout(x, y, axes, legend=False, hover="closest")
-    layout["xaxis"] = {"type": "category"} | layout["xaxis"]
-    rows_down = {"type": "category", "autorange": "reversed", "automargin": True}
-    layout["yaxis"] = rows_down | layout["yaxis"]
-    layout["yaxis"]["title"] = {"standoff": 14} | layout["yaxis"]["title"]
-    layout["xaxis"] |= {"showgrid": False}
-    layout["yaxis"] |= {"showgrid": False}
-    layout["margin"] |= {"l": 8}
-    row_px = 28 if square else _ROW_PX
-    layout["height"] = min(max(last.shape[0] * row_px + _FRAME_PX, 200), _TALLEST)
-    label = list(matrices)[-1] if len(matrices) > 1 else ""
+    several = len(matrices) > 1
+    corner = f"{y} \\ {x}" + (f", {list(matrices)[-1]}" if several else "")
     return Chart(
         name=name,
         title=title,
         text=text,
         data=[trace],
-        layout=layout,
-        table=table
-        or _matrix_table(f"{y} \\ {x}" + (f", {label}" if label else ""), columns, rows, last),
-        frames=matrices if len(matrices) > 1 else {},
+        layout=_heat_layout(x, y, axes, last.shape[0] * (28 if square else _ROW_PX)),
+        table=table or _matrix_table(corner, columns, rows, last),
+        frames=matrices if several else {},
         scale=_scale(value, low, high, levels),
     )
+
+
+def _color_bar(value: str, levels: Sequence[str] | None) -> JsonDict:
+    """Return the scale that notebooks show; pages draw their own."""
+    bar: JsonDict = {"title": {"text": plain(value)}}
+    if levels:
+        bar |= {"tickvals": list(range(len(levels))), "ticktext": [plain(v) for v in levels]}
+    return bar
+
+
+def _heat_layout(x: str, y: str, axes: Mapping[str, JsonDict], rows_px: int) -> JsonDict:
+    layout = _layout(x, y, axes, legend=False, hover="closest")
+    rows_down = {"type": "category", "autorange": "reversed", "automargin": True}
+    layout["xaxis"] = {"type": "category"} | layout["xaxis"] | {"showgrid": False}
+    layout["yaxis"] = rows_down | layout["yaxis"] | {"showgrid": False}
+    layout["yaxis"]["title"] = {"standoff": 14} | layout["yaxis"]["title"]
+    layout["margin"] |= {"l": 8}
+    layout["height"] = min(max(rows_px + _FRAME_PX, 200), _TALLEST)
+    return layout
 
 
 def _line(one: Series, index: int) -> JsonDict:

@@ -218,7 +218,6 @@ def opened(
     """
     import shutil
 
-    from raysim.data.shards import HELD_OUT
     from raysim.federation import Federation
     from raysim.folder import check_output, prepare_folder, write_environment
     from raysim.resuming import check_same_experiment
@@ -257,16 +256,20 @@ def opened(
             executor,
             folder,
             domains=dataset.domains,
-            held_out={
-                split: [len(dataset.labels(domain, split)) for domain in dataset.domains]
-                for split in HELD_OUT
-            },
+            held_out=_held_out(dataset),
             unseen=partition.unseen(dataset.domains),
             observers=(*observers, trackers),
             signals=signals,
             partition_sha256=sums[1],
             data_sha256=sums[0],
         )
+
+
+def _held_out(dataset: Dataset) -> dict[str, list[int]]:
+    """Return the examples of each domain, by split that is evaluated."""
+    from raysim.data.shards import HELD_OUT
+
+    return {split: [len(dataset.labels(d, split)) for d in dataset.domains] for split in HELD_OUT}
 
 
 def write_end(federation: Federation, error: BaseException) -> None:
