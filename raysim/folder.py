@@ -4,7 +4,10 @@ import json
 import os
 import platform
 import re
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -78,6 +81,17 @@ def _held(dataset: Dataset, partition: Partition) -> str:
     ]
     found = {"domains": list(dataset.domains), "classes": list(dataset.classes), "held": held}
     return json.dumps(found, ensure_ascii=False) + "\n"
+
+
+@contextmanager
+def kept_if_started(folder: Path, *, new: bool) -> Iterator[None]:
+    """Remove a new run directory if the block fails: nothing has run in it yet."""
+    try:
+        yield
+    except BaseException:
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def write_environment(

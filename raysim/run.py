@@ -216,10 +216,8 @@ def opened(
     Raises:
         UserError: data, cluster or output directory are not as the config needs them.
     """
-    import shutil
-
     from raysim.federation import Federation
-    from raysim.folder import check_output, prepare_folder, write_environment
+    from raysim.folder import check_output, kept_if_started, prepare_folder, write_environment
     from raysim.resuming import check_same_experiment
     from raysim.trackers import tracking
 
@@ -234,17 +232,13 @@ def opened(
         check_same_experiment(config, *sums, folder, checkpoint)
         folder = folder.resolve()
     with ExitStack() as stack:
-        try:
+        with kept_if_started(folder, new=checkpoint is None):
             executor = make_executor(
                 on_hosts, partition, dataset, signals, folder / "states", device=device
             )
             stack.enter_context(closing(executor))
             done = checkpoint.round if checkpoint else 0
             trackers = stack.enter_context(tracking(config, folder, done, _say(console)))
-        except BaseException:
-            if checkpoint is None:  # nothing has run: a directory would only be in the way
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
         write_environment(folder, *sums, executor.description)
         console.print(
             f"{config.method.label} on {dataset.name}: {config.data.clients} clients, "

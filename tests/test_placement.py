@@ -124,14 +124,19 @@ def test_moves_pay(scene: Scene) -> None:
         assert after < 0.9 * before
 
 
+def in_other_order(some: Any, work: Any, host_of: Any, hosts: Any, rng: Any) -> tuple[Any, ...]:
+    """Return the arguments of `balance` and `shelter` as they were, in another order."""
+    clients, numbers, order = list(host_of), list(hosts), list(some)
+    for items in (clients, numbers, order):
+        rng.shuffle(items)
+    return order, work, {c: host_of[c] for c in clients}, numbers
+
+
 @given(scenes(), st.randoms(use_true_random=False))
 def test_moves_depend_on_nothing_but_the_scene(scene: Scene, shuffled: Any) -> None:
     work, host_of, hosts, cohort = scene
     moves = balance(cohort, work, host_of, hosts)
-    clients, numbers, order = list(host_of), list(hosts), list(cohort)
-    for items in (clients, numbers, order):
-        shuffled.shuffle(items)
-    again = balance(order, work, {c: host_of[c] for c in clients}, numbers)
+    again = balance(*in_other_order(cohort, work, host_of, hosts, shuffled))
     assert list(again.items()) == list(moves.items())
 
 
@@ -175,8 +180,5 @@ def test_everyone_finds_a_new_host(scene: Scene, data: st.DataObject) -> None:
 def test_shelter_depends_on_nothing_but_the_scene(scene: Scene, shuffled: Any) -> None:
     work, host_of, hosts, orphans = scene
     found = shelter(orphans, work, host_of, hosts)
-    clients, numbers, order = list(host_of), list(hosts), list(orphans)
-    for items in (clients, numbers, order):
-        shuffled.shuffle(items)
-    again = shelter(order, work, {c: host_of[c] for c in clients}, numbers)
+    again = shelter(*in_other_order(orphans, work, host_of, hosts, shuffled))
     assert list(again.items()) == list(found.items())

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from raysim import table_text
+from raysim.chart import Table
 from tune_jobs.outcome import Outcome
 from tune_jobs.table_settings import TableSettings
 
@@ -87,52 +89,33 @@ def headings(settings: TableSettings, shown: Mapping[str, str] = FIGURES) -> lis
     return [settings.title, *shown.values(), _DIFFERENCE.format(settings.baseline)]
 
 
-def text_rows(
-    lines: pd.DataFrame, shown: Mapping[str, str] = FIGURES, *, pm: str = "±"
-) -> list[list[str]]:
+def text_rows(lines: pd.DataFrame, shown: Mapping[str, str] = FIGURES) -> list[list[str]]:
     """Return the cells of one data set's lines as text.
 
     Args:
         lines: of one data set, from `compare`.
         shown: figures and their headings.
-        pm: the sign between mean and deviation.
     """
-    return [_text_row(line, shown, pm) for _, line in lines.iterrows()]
+    return [_text_row(line, shown) for _, line in lines.iterrows()]
 
 
 def markdown(table: pd.DataFrame, settings: TableSettings) -> str:
     """Return the table as Markdown, a section a data set."""
-    parts = []
-    for data in settings.data:
-        rows = text_rows(table[table["data"] == data])
-        head = headings(settings)
-        lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-        parts.append(f"## {data}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
-    return "\n\n".join([*parts, caption(settings)]) + "\n"
+    parts = [
+        f"## {data}\n\n{table_text.markdown(_of(table, data, settings))}" for data in settings.data
+    ]
+    return "\n".join([*parts, caption(settings)]) + "\n"
 
 
 def latex(table: pd.DataFrame, settings: TableSettings) -> str:
     """Return the table as LaTeX (needs the package booktabs), a tabular a data set."""
-    parts = []
-    for data in settings.data:
-        rows = text_rows(table[table["data"] == data], pm=r"$\pm$")
-        head = headings(settings)
-        body = [" & ".join(_escaped(cell) for cell in row) + r" \\" for row in rows]
-        parts.append(
-            "\n".join(
-                [
-                    f"% {data}",
-                    rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-                    r"\toprule",
-                    " & ".join(_escaped(cell) for cell in head) + r" \\",
-                    r"\midrule",
-                    *body,
-                    r"\bottomrule",
-                    r"\end{tabular}",
-                ]
-            )
-        )
-    return "\n\n".join([*parts, f"% {caption(settings)}"]) + "\n"
+    parts = [f"% {data}\n{table_text.latex(_of(table, data, settings))}" for data in settings.data]
+    return "\n".join([*parts, f"% {caption(settings)}"]) + "\n"
+
+
+def _of(table: pd.DataFrame, data: str, settings: TableSettings) -> Table:
+    rows = text_rows(table[table["data"] == data])
+    return Table(tuple(headings(settings)), tuple(map(tuple, rows)))
 
 
 def caption(settings: TableSettings) -> str:
@@ -171,22 +154,16 @@ def _mean_std(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Pair:
     return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan
 
 
-def _text_row(line: pd.Series, shown: Mapping[str, str], pm: str) -> list[str]:
+def _text_row(line: pd.Series, shown: Mapping[str, str]) -> list[str]:
     cells = [str(line["row"])]
     for name in shown:
         mean, deviation = line[f"{name}_mean"], line[f"{name}_std"]
         text = "" if pd.isna(mean) else f"{mean:.1f}" if name in COSTS else f"{mean:.2f}"
         if text and name in ACCURACIES and not pd.isna(deviation):
-            text += f" {pm} {deviation:.2f}"
+            text += f" ± {deviation:.2f}"
         cells.append(text)
     diff = line.get("diff", math.nan)
     text = "" if pd.isna(diff) else f"{diff:+.2f}"
     if text and not pd.isna(line["diff_low"]):
         text += f" [{line['diff_low']:+.2f}, {line['diff_high']:+.2f}]"
     return [*cells, text]
-
-
-def _escaped(text: str) -> str:
-    for sign in "%&_#":
-        text = text.replace(sign, f"\\{sign}")
-    return text

@@ -2,13 +2,32 @@
 
 import os
 import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private.internal_api import memory_summary
+from rich.console import Console
 
 from cluster.executor import RayExecutor
+from raysim.config import RunConfig
+from raysim.run import open_data, read_config
+
+
+@contextmanager
+def on_ray(words: Sequence[str]) -> Iterator[tuple[RunConfig, RayExecutor, Path]]:
+    """Start a run's actors; yields its config, executor and directory, which the block outlives."""
+    config, dataset, partition = open_data(read_config(words), Console(quiet=True))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        executor = RayExecutor(config, partition, dataset, spill=folder / "states")
+        try:
+            yield config, executor, folder
+        finally:
+            executor.close()
 
 
 def pids(executor: RayExecutor) -> dict[str, int]:

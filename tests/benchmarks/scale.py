@@ -10,8 +10,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 COLUMNS = ("clients", "hosts", "s/round", "MB to server", "driver", "server", "largest host")
@@ -57,29 +55,18 @@ def in_a_process(clients: int, hosts: int, rounds: int, method: str) -> dict[str
 def measure(clients: int, hosts: int, rounds: int, method: str) -> dict[str, Any]:
     """Run one configuration; returns a row of the table."""
     import pyarrow.parquet as pq
-    from rich.console import Console
 
-    from cluster.executor import RayExecutor
-    from raysim.run import open_data, read_config
-    from tests.benchmarks.processes import pids, resident_mib
+    from tests.benchmarks.processes import on_ray, pids, resident_mib
     from tests.toy import federation
 
-    config = read_config(
-        [
-            *(f"rounds={rounds}", f"method={method}", f"data.clients={clients}"),
-            *("data.image_size=16", "data.partition.min_examples=2", "model.name=cnn"),
-            *("model.width=8", f"evaluation.every={rounds}", f"execution.hosts={hosts}"),
-        ]
-    )
-    config, dataset, partition = open_data(config, Console(quiet=True))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        executor = RayExecutor(config, partition, dataset, spill=folder / "states")
-        try:
-            federation(config, executor, folder).run()
-            peaks = {who: resident_mib(pid, peak=True) for who, pid in pids(executor).items()}
-        finally:
-            executor.close()
+    words = [
+        *(f"rounds={rounds}", f"method={method}", f"data.clients={clients}"),
+        *("data.image_size=16", "data.partition.min_examples=2", "model.name=cnn"),
+        *("model.width=8", f"evaluation.every={rounds}", f"execution.hosts={hosts}"),
+    ]
+    with on_ray(words) as (config, executor, folder):
+        federation(config, executor, folder).run()
+        peaks = {who: resident_mib(pid, peak=True) for who, pid in pids(executor).items()}
         rows = pq.read_table(folder / "timings.parquet").to_pylist()
     seconds = [row["seconds"] for row in rows if row["what"] == "round"][1:]
     sent = [row["bytes"] for row in rows if row["what"] == "partial"]

@@ -4,16 +4,12 @@ python -m tests.benchmarks.soak [--rounds 300] [--clients 100] [--hosts 2] [--me
 """
 
 import argparse
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from cluster.executor import RayExecutor
-from raysim.run import open_data, read_config
-from tests.benchmarks.processes import object_store, open_files, pids, resident_mib
+from tests.benchmarks.processes import object_store, on_ray, open_files, pids, resident_mib
 from tests.toy import federation
 
 EVERY = 10
@@ -63,23 +59,15 @@ def main() -> None:
 
 def soak(method: str, rounds: int, clients: int, hosts: int) -> list[dict[str, float]]:
     """Run and return what was seen."""
-    config = read_config(
-        [
-            *(f"rounds={rounds}", f"method={method}", f"data.clients={clients}"),
-            *("data.image_size=16", "model.name=cnn", "model.width=8"),
-            *(f"evaluation.every={EVERY}", f"execution.hosts={hosts}"),
-            *("output.checkpoint_every=50", "local.lr=0.01"),
-        ]
-    )
-    config, dataset, partition = open_data(config, Console(quiet=True))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        executor = RayExecutor(config, partition, dataset, spill=folder / "states")
-        try:
-            watch = Watch(executor)
-            federation(config, executor, folder, observers=[watch]).run()
-        finally:
-            executor.close()
+    words = [
+        *(f"rounds={rounds}", f"method={method}", f"data.clients={clients}"),
+        *("data.image_size=16", "model.name=cnn", "model.width=8"),
+        *(f"evaluation.every={EVERY}", f"execution.hosts={hosts}"),
+        *("output.checkpoint_every=50", "local.lr=0.01"),
+    ]
+    with on_ray(words) as (config, executor, folder):
+        watch = Watch(executor)
+        federation(config, executor, folder, observers=[watch]).run()
     return watch.samples
 
 
