@@ -4,7 +4,9 @@ Floating-point addition is not associative, so a sum of client updates would cha
 placement of clients on hosts. Here every contribution is rounded once, to a multiple of 2^-e with e
 fixed by that contribution alone, and from then on added as 64-bit integers. Contributions with
 different e are kept apart ("bins", usually one or two) and only joined at the very end, in the
-order of e. Hosts can therefore pre-reduce their clients, and the server their partial sums.
+order of e. Hosts can therefore pre-reduce their clients, and the server their partial sums. (One e
+for all, taken from the broadcast weights, would spare the bins and refuse what outgrows it; and not
+everything that is summed is broadcast first.)
 """
 
 import math
