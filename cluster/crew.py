@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayError
 
 from cluster.actors import ClientHost
-from cluster.patience import LOST, Member, Patience, out_of_memory
+from cluster.patience import LOST, PROBE_S, Member, Patience, out_of_memory
 from cluster.placement import HostPlan, balance, hosts_that_fit, place_clients, shelter
 from raysim.config import RunConfig
 from raysim.data.shards import Shard
@@ -19,7 +19,6 @@ from raysim.errors import ClusterError, RunError
 _HOST = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(
     ClientHost
 )
-_PROBE_S = 15.0
 _LOOK_S = 1.0
 
 
@@ -187,7 +186,7 @@ class Crew:
     def _probe(self) -> tuple[list[int], list[int]]:
         """Return the hosts that do not answer, and of these the ones that ran out of memory."""
         calls = {host.actor.steps.remote(): index for index, host in self._hosts.items()}
-        ray.wait(list(calls), num_returns=len(calls), timeout=_PROBE_S)
+        ray.wait(list(calls), num_returns=len(calls), timeout=PROBE_S)
         dead, starved = [], []
         for ref, index in calls.items():
             try:

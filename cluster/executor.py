@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.actors import ServerActor
 from cluster.crew import Crew
 from cluster.meter import Meter
-from cluster.patience import Member, Patience
+from cluster.patience import PROBE_S, Member, Patience
 from cluster.placement import plan_hosts
 from cluster.session import session
 from raysim.config import RunConfig
@@ -38,7 +38,6 @@ from raysim.tensors import digest, num_bytes
 _SERVER = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(
     ServerActor
 )
-_PROBE_S = 15.0
 _GATHERED = 8
 """Clients whose updates a host sends together where the server needs them one by one."""
 _BLOCK = 2**27
@@ -256,7 +255,7 @@ class RayExecutor:
     def _answers(self, actor: Any) -> bool:
         ref = actor.ready.remote()
         try:
-            ray.get(ref, timeout=_PROBE_S)
+            ray.get(ref, timeout=PROBE_S)
         except RayError:
             return False
         return True

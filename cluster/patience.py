@@ -29,6 +29,8 @@ LOST = (
     ActorUnschedulableError,
 )
 """What Ray raises when a process or node is gone, or an object that lay there."""
+PROBE_S = 15.0
+"""Seconds in which an actor that lives answers a question, also on a busy machine."""
 _POLL_S = 0.2
 _OUT_OF_MEMORY = ("NODE_OUT_OF_MEMORY", "running low on memory", "OutOfMemory")
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysim import cli_data, cli_doctor, cli_results
+from raysim.exits import guarded
 from raysim.options import LogJson, Quiet
-from raysim.run import Overrides, guarded, method_table, run
+from raysim.run import Overrides, method_table, run
 
 if TYPE_CHECKING:
     from rich.table import Table

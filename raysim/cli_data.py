@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.run import Overrides, guarded, read_config
+from raysim.exits import guarded
+from raysim.run import Overrides, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

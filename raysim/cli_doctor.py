@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from raysim.run import Overrides, execute, guarded, ray_checks, read_config
+from raysim.exits import guarded
+from raysim.run import Overrides, execute, ray_checks, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.run import guarded, method_table
+from raysim.exits import guarded
+from raysim.run import method_table
 
 if TYPE_CHECKING:
     from raysim.compare import Comparison

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysim.calling import RunModule
-from raysim.exits import complain
-from raysim.exits import guarded as guarded
+from raysim.exits import complain, guarded
 from raysim.options import HelpConfig, LogJson, Outlet, Quiet
 
 if TYPE_CHECKING:

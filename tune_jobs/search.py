@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.run import ConfigFile, Overrides, Preset, guarded
+from raysim.exits import guarded
+from raysim.run import ConfigFile, Overrides, Preset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
