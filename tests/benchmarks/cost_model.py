@@ -7,7 +7,7 @@ FedAvg on 16 px digits, a cnn, one epoch; two hosts but where hosts are swept.
 
 import numpy as np
 
-from tests.benchmarks.timed import round_seconds, timings, training_share
+from tests.benchmarks.timed import timed
 
 ROUNDS = 6
 SWEEPS: dict[str, dict[float, list[str]]] = {
@@ -38,9 +38,9 @@ def main() -> None:
         print(f"{name}: s a round (training, steps, waiting)")
         seconds = []
         for point, words in points.items():
-            table = timings(*common, *words)
-            seconds.append(round_seconds(table))
-            shares = ", ".join(f"{share:.0%}" for share in training_share(table).values())
+            run = timed(*common, *words)
+            seconds.append(run.round_seconds())
+            shares = ", ".join(f"{share:.0%}" for share in run.shares().values())
             print(f"  {point:>7g}  {seconds[-1]:8.3f}  ({shares})", flush=True)
         slope, start = np.polyfit(list(points), seconds, 1)
         print(f"  line: {start:.3f} s + {slope:.4f} s each")
