@@ -44,9 +44,10 @@ def build_skeleton(config: RunConfig, num_classes: int, device: torch.device) ->
 def refresh(model: ChannelModel) -> None:
     """Undo whatever a step may have left on the skeleton: gates, frozen parameters, modes."""
     model.train()
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)
-        parameter.grad = None
-    for module in model.modules():
+    for module in model.modules():  # once: walking takes longer than what is done on the way
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                parameter.requires_grad_(True)
+                parameter.grad = None
         if isinstance(module, Gate):
             module.mask = None

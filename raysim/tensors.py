@@ -8,6 +8,7 @@ averaged or stored.
 import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,28 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 
 
+_PLACES: "WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Any], str]]]" = (
+    WeakKeyDictionary()
+)
+
+
 def named_state(model: "nn.Module") -> "dict[str, torch.Tensor]":
-    """Return the model's live floating-point parameters and buffers by dotted name."""
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
-    return {name: tensor.detach() for name, tensor in named.items() if tensor.is_floating_point()}
+    """Return the model's live floating-point parameters and buffers by dotted name.
+
+    Args:
+        model: its modules must stay the same from the first call on; their tensors need not.
+    """
+    if model not in _PLACES:  # walking the modules takes longer than a small client's copy
+        named = dict(model.named_parameters()) | dict(model.named_buffers())
+        _PLACES[model] = [_place(model, name) for name, t in named.items() if t.is_floating_point()]
+    return {name: tensors[leaf].detach() for name, tensors, leaf in _PLACES[model]}
+
+
+def _place(model: "nn.Module", name: str) -> tuple[str, dict[str, Any], str]:
+    """Return a name, the dictionary that holds the tensor of this name, and its key there."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    return name, module._parameters if leaf in module._parameters else module._buffers, leaf
 
 
 def state_arrays(model: "nn.Module") -> Arrays:
