@@ -107,6 +107,14 @@ def words(folder: Path, clients: int, rounds: int, samples: int) -> list[str]:
     ]
 
 
+def tested(run: Path) -> float:
+    """Return the seconds that the test at the end took: it is no part of the workload's rounds."""
+    import pandas as pd
+
+    table = pd.read_parquet(run / "timings.parquet")
+    return float(table.loc[table["what"] == "evaluate", "seconds"].sum())
+
+
 def main() -> None:
     """Run the workload as users do, and print when its rounds ended."""
     started = time.time()
@@ -123,6 +131,7 @@ def main() -> None:
             sys.exit(process.returncode)
         (folder,) = (Path(name) / "runs").iterdir()
         avg = json.loads((folder / "summary.json").read_text())["avg"]
+        ends[-1] -= tested(folder)
     gaps = [after - before for before, after in itertools.pairwise(ends)]
     figures = {
         "harness": "raysim",
