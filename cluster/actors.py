@@ -10,6 +10,7 @@ import numpy as np
 import ray
 import torch
 
+from cluster.devices import DeviceShare, own_device
 from raysim.aggregation import Partial
 from raysim.config import RunConfig
 from raysim.data.shards import Shard
@@ -27,13 +28,28 @@ class ClientHost:
     """
 
     def __init__(
-        self, config: RunConfig, shards: Mapping[int, Shard], index: int, spill: Path | None
+        self,
+        config: RunConfig,
+        shards: Mapping[int, Shard],
+        index: int,
+        spill: Path | None,
+        share: DeviceShare | None = None,
     ) -> None:
-        """Hold the given clients; see `Host`."""
+        """Hold the given clients on the assigned device; see `Host`.
+
+        Args:
+            config: of the run.
+            shards: row indices by client id.
+            index: the host's number.
+            spill: folder for private states beyond the memory they are given.
+            share: what hosts need of a GPU, if they have one.
+        """
         self._index = index
-        device = "cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
         try:
-            self._host = Host(config, shards, index=index, device=device, spill=_own(spill))
+            self._device = own_device(demanded=config.execution.gpus_per_host != "auto")
+            if share is not None and self._device != "cpu":
+                share.check(torch.cuda.get_device_properties(self._device).total_memory)
+            self._host = Host(config, shards, index=index, device=self._device, spill=_own(spill))
         except UserError as error:  # Ray would wrap it into a report of a dead actor
             self._failed: UserError | None = error
         else:
@@ -43,15 +59,16 @@ class ClientHost:
         """Name the actor, for Ray's dashboard and logs."""
         return f"host-{self._index}"
 
-    def ready(self) -> str:
-        """Return process and node, once the host is built.
+    def ready(self) -> tuple[str, str, str]:
+        """Return process and address in words, node id and device, once the host is built.
 
         Raises:
             UserError: it cannot be built.
         """
         if self._failed is not None:
             raise self._failed
-        return f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
+        where = f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
+        return where, ray.get_runtime_context().get_node_id(), self._device
 
     @ray.method(concurrency_group="control")
     def steps(self) -> int:

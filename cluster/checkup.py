@@ -1,11 +1,13 @@
 """What `raysim doctor` finds out about Ray: whether it starts or answers, and what fits on it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import ray
 
-from cluster.placement import plan_hosts
+from cluster.nodes import list_nodes
+from cluster.placement import plan_hosts, words
+from cluster.rooms import Node
 from cluster.session import session
 from raysim.config import RunConfig
 from raysim.doctor import Finding, State
@@ -27,11 +29,11 @@ def ray_checks(config: RunConfig, then: Callable[[], Finding]) -> Iterator[Findi
         with session(config.execution) as where:
             seconds = time.perf_counter() - started
             total = ray.cluster_resources()
-            nodes = [node for node in ray.nodes() if node["Alive"]]
+            nodes = list_nodes()
             found = f"{where}, {len(nodes)} node{'s' * (len(nodes) > 1)}, after {seconds:.1f} s"
             yield Finding("Ray", found)
             yield _store(total.get("object_store_memory", 0.0))
-            hosts = _hosts(config, total)
+            hosts = _hosts(config, nodes)
             yield hosts
             if hosts.state is not State.BAD:
                 yield then()
@@ -48,13 +50,12 @@ def _store(size: float) -> Finding:
     return Finding("object store", found, State.DOUBTFUL, remedy)
 
 
-def _hosts(config: RunConfig, total: dict[str, float]) -> Finding:
+def _hosts(config: RunConfig, nodes: Sequence[Node]) -> Finding:
     asked = config.execution.hosts
     try:
-        plan = plan_hosts(config.execution, total, config.data.clients)
+        plan = plan_hosts(config.execution, nodes, config.data.clients)
     except ClusterError as error:
         return Finding(f"hosts: {asked}", str(error), State.BAD, "see above")
-    gpus = f" and {plan.gpus:g} GPU" if plan.gpus else ""
-    each = f"{plan.cpus:g} CPU{gpus} each"
+    each = f"{words(plan.demand)} each"
     found = f"{plan.num_hosts} for {config.data.clients} clients, {each}"
     return Finding(f"hosts: {asked}", found)

@@ -20,9 +20,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.actors import ServerActor
 from cluster.crew import Crew
+from cluster.devices import device_share
+from cluster.growth import Growth, await_room, requested
 from cluster.meter import Meter
+from cluster.nodes import list_nodes, nodes_at_rest
 from cluster.patience import PROBE_S, Member, Patience
-from cluster.placement import plan_hosts
+from cluster.placement import HostPlan, demand_on, plan_hosts
 from cluster.session import session
 from raysim.config import RunConfig
 from raysim.data.datasets import Dataset
@@ -54,6 +57,7 @@ class RayExecutor:
         dataset: Dataset,
         signals: Signals | None = None,
         spill: Path | None = None,
+        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Connect to Ray and start the actors.
 
@@ -63,6 +67,7 @@ class RayExecutor:
             dataset: names the classes and domains.
             signals: may interrupt waiting, never a call into Ray.
             spill: folder for private states that memory is not meant to hold.
+            notify: told what is waited for.
 
         Raises:
             ClusterError: the cluster cannot be reached or cannot hold the hosts.
@@ -73,6 +78,7 @@ class RayExecutor:
         self._stack = ExitStack()
         self._server: Any = None
         self._crew: Crew | None = None
+        self._growth: Growth | None = None
         try:
             spill = spill or Path(tempfile.mkdtemp())
             self._stack.callback(shutil.rmtree, spill, ignore_errors=True)
@@ -80,9 +86,13 @@ class RayExecutor:
             self._incoming = _states(config, spill / "incoming")
             self._stack.callback(self._states.clear)
             cluster = self._stack.enter_context(session(config.execution))
-            plan = plan_hosts(config.execution, ray.cluster_resources(), len(partition.shards))
+            plan = self._plan(len(partition.shards), notify)
+            share = device_share(
+                config, partition.shards, len(dataset.classes), plan.num_hosts, plan.gpus
+            )
             shards = partition.holders(method_of(config).adapts)
-            self._crew = Crew(config, shards, plan, self._patience, spill)
+            self._crew = Crew(config, shards, plan, self._patience, spill, share)
+            self._growth = Growth(self._crew, self._move, config.execution.wait_s)
             self._server = self._start_server()
             with self._patience.calling("starting the hosts"):
                 self._crew.start()
@@ -98,7 +108,7 @@ class RayExecutor:
         self._staged: dict[int, int] = {}  # bytes of the states that the round has changed
         self._lost = ""
         self._meter = Meter(config.method.label, config.data.name, config.seed)
-        self.description = f"{plan.num_hosts} hosts on {cluster}"
+        self.description = f"{plan.num_hosts} hosts on {cluster}{self._devices()}"
 
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
         """See `Executor.run_phase`."""
@@ -106,6 +116,7 @@ class RayExecutor:
         with self._patience.calling(f"round {round_ + 1}, phase {phase!r}"):
             self._ensure_whole()
             if round_ != self._round:
+                self._changes.tend()
                 self._move(self._hosts.settle(cohort))
                 self._round, self._staged = round_, {}
             message, down = self._server.broadcast.remote(round_, phase)
@@ -133,6 +144,7 @@ class RayExecutor:
             bytes_down=bytes_down,
             seconds={"clients": trained - started, "aggregate": time.perf_counter() - trained},
             watched=watched,
+            notices=self._changes.told(),
         )
         self._meter.phase(report)
         return report
@@ -218,6 +230,7 @@ class RayExecutor:
                 ray.kill(self._server)
                 self._server = self._start_server()
                 notify("started anew: the server")
+            self._changes.stop()
             self._hosts.repair(notify)
             self._send_committed()
             self._lost = ""
@@ -225,11 +238,13 @@ class RayExecutor:
     def close(self) -> None:
         """See `Executor.close`."""
         if ray.is_initialized():
+            if self._growth is not None:
+                self._growth.stop()
             if self._crew is not None:
                 self._crew.close()
             if self._server is not None:
                 ray.kill(self._server)
-        self._crew = self._server = None
+        self._crew = self._growth = self._server = None
         self._model = self._memory = None
         self._stack.close()
 
@@ -237,6 +252,31 @@ class RayExecutor:
     def _hosts(self) -> Crew:
         assert self._crew is not None, "the executor is closed"
         return self._crew
+
+    @property
+    def _changes(self) -> Growth:
+        assert self._growth is not None, "the executor is closed"
+        return self._growth
+
+    def _plan(self, num_clients: int, notify: Callable[[str], None]) -> HostPlan:
+        settings = self._config.execution
+        nodes = nodes_at_rest() if settings.hosts == "auto" else list_nodes()
+        if settings.max_hosts is not None:
+            demand = demand_on(settings, nodes)
+            most = min(settings.max_hosts, num_clients)
+            self._stack.enter_context(requested(settings, demand, most))
+            await_room(settings, demand, self._patience.poll, notify)
+            nodes = list_nodes()
+        return plan_hosts(settings, nodes, num_clients)
+
+    def _devices(self) -> str:
+        """Say what the hosts train on, where that may not be what a person expects."""
+        gpus = self._hosts.plan.gpus
+        if gpus and any(host.device == "cpu" for host in self._hosts.hosts.values()):
+            return ", on CPUs: torch cannot use the GPUs"
+        if gpus:
+            return f", with {gpus:g} GPU each"
+        return ", without a GPU" if self._config.execution.gpus_per_host == "auto" else ""
 
     def _start_server(self) -> Any:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -125,12 +125,18 @@ class Member:
     Attributes:
         name: "the server", or a host with its number.
         actor: its handle.
-        where: process and node, once it is up.
+        where: process and address, once it is up.
+        node: Ray's id of its node, once it is up; before, of the one it was meant for.
+        device: torch device, once it is up.
+        index: a host's number.
     """
 
     name: str
     actor: Any
     where: str = ""
+    node: str = ""
+    device: str = ""
+    index: int = -1
 
     def __str__(self) -> str:
         """Name the actor as messages do."""

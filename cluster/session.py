@@ -12,9 +12,9 @@ import ray
 from ray._private import ray_constants
 from ray._private.node import Node
 
-from raysim.config import ExecutionSettings
 from raysim.cpus import usable_cpus
 from raysim.errors import ClusterError, remedy
+from raysim.execution import ExecutionSettings
 
 _TOKENS = "set RAY_AUTH_MODE (token or disabled) as it was for `ray start`"
 # One for the process: Ray caches the first token it sees.

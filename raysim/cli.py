@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim import cli_data, cli_doctor, cli_results
+from raysim import cli_data, cli_doctor, cli_results, cli_submit
 from raysim.exits import guarded
 from raysim.options import LogJson, Quiet
 from raysim.run import Overrides, method_table, run
@@ -29,6 +29,7 @@ app.command("run")(run)
 app.command("report")(cli_results.report)
 app.command("compare")(cli_results.compare)
 app.command("doctor")(cli_doctor.doctor)
+app.command("submit")(cli_submit.submit)
 
 
 @app.command()

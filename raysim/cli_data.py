@@ -163,7 +163,7 @@ def _prepare(
         )
     _print_findings(manifest.findings, console)
     images = sum(domain.images for domain in manifest.domains)
-    use = [_word("data", manifest.name), _word("data.root", out), f"data.image_size={size}"]
+    use = [word("data", manifest.name), word("data.root", out), f"data.image_size={size}"]
     console.print(
         f"{images:,} images of {len(manifest.domains)} domains and {len(manifest.classes)} classes "
         f"in {time.perf_counter() - started:.1f} s: {out}\n"
@@ -172,7 +172,7 @@ def _prepare(
     )
 
 
-def _word(key: str, text: str) -> str:
+def word(key: str, text: str) -> str:
     """Return a `key=value` word whose value is read as this text, whatever YAML would make of it.
 
     A plain text stays as it is.
@@ -273,8 +273,8 @@ def _inspected(
         check_text(root)
     words = [*overrides]
     if name is not None:
-        words.insert(0, name if "=" in name else _word("data.name", name))
-    words += [] if root is None else [_word("data.root", root)]
+        words.insert(0, name if "=" in name else word("data.name", name))
+    words += [] if root is None else [word("data.root", root)]
     words += [] if size is None else [f"data.image_size={size}"]
     words += [f"data.policy.{kind}={way}" for kind, way in _policies(policy).items()]
     config = read_config(words)

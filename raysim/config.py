@@ -11,11 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, ValidationError
+from pydantic import Field, PositiveInt, SerializeAsAny, ValidationError
 
 from raysim.data.partition_kinds import AnyPartition, DomainDirichlet
 from raysim.data.settings import DataSettings
 from raysim.errors import ConfigError
+from raysim.execution import ExecutionSettings
 from raysim.plugins import find_method
 from raysim.settings import Named, Settings, aliases, did_you_mean
 from raysim.yaml_text import parse_yaml
@@ -81,30 +82,6 @@ class EvaluationSettings(Settings):
     """Rounds between two evaluations; the last round is always evaluated."""
     last: PositiveInt = 5
     """The summary's `last` is the mean of so many last evaluations."""
-
-
-class ExecutionSettings(Settings):
-    """Where the work is done; never changes a bit of the result."""
-
-    backend: Literal["ray", "inprocess"] = "ray"
-    """`inprocess` runs everything in this process, without Ray."""
-    hosts: PositiveInt | Literal["auto"] = "auto"
-    """Actor processes that hold clients; auto fills the cluster's CPUs (or GPUs)."""
-    cpus_per_host: Annotated[float, Field(gt=0)] = 1
-    """CPUs reserved for a host."""
-    gpus_per_host: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
-    """GPUs reserved for a host, fractions allowed; auto is 1 where the cluster has any, else 0."""
-    address: str | None = None
-    """Ray cluster to join; null joins RAY_ADDRESS if that is set, else starts a local one."""
-    wait_s: Annotated[float, Field(gt=0)] = 180
-    """Longest wait for a host to start, in seconds."""
-    hang_s: Annotated[float, Field(gt=0)] = 1800
-    """Longest that a process may take over one step before it counts as hung, in seconds: a host
-    over a client's, the server over its aggregation."""
-    retries: NonNegativeInt = 3
-    """Times in a row that processes or nodes may be lost in one step before the run gives up."""
-    state_memory_mb: NonNegativeInt = 4096
-    """Private client states that a process keeps in memory; the rest goes to the run directory."""
 
 
 class OutputSettings(Settings):
@@ -352,9 +329,12 @@ _WORDS = {
 _UNBOUNDED = {"value_error"}
 
 
+_BRANCHES = ("int", "float", "constrained-int", "constrained-float")
+
+
 def _is_branch(part: Any) -> bool:
     """Tell pydantic's names for branches of a union from keys."""
-    return isinstance(part, str) and ("[" in part or part in ("int", "float", "constrained-int"))
+    return isinstance(part, str) and ("[" in part or part in _BRANCHES)
 
 
 def _section(cls: type[Any], path: Sequence[Any]) -> type[Any]:

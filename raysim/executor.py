@@ -27,6 +27,7 @@ class PhaseReport:
         bytes_down: bytes sent to each client.
         seconds: wall time by step ("clients", "aggregate").
         watched: arrays that the method shows to the report.
+        notices: what happened that a person should know.
     """
 
     hosts: Sequence[HostReport]
@@ -34,6 +35,7 @@ class PhaseReport:
     bytes_down: int
     seconds: Mapping[str, float]
     watched: Arrays = field(default_factory=dict)
+    notices: Sequence[str] = ()
 
     @property
     def clients(self) -> list[ClientReport]:

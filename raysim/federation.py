@@ -212,7 +212,11 @@ class Federation:
     def _train(self, round_: int, cohort: Sequence[int]) -> JsonDict:
         """Run and commit the phases of a round; returns its figures."""
         phases = self._method.active_phases(round_)
-        reports = {p: self._executor.run_phase(round_, p, cohort) for p in phases}
+        reports = {}
+        for phase in phases:
+            reports[phase] = self._executor.run_phase(round_, phase, cohort)
+            for text in reports[phase].notices:
+                self._notify(text)
         with self._signals.deferred():
             self._executor.commit()
             self._done = round_ + 1

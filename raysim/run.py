@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -233,7 +233,7 @@ def opened(
     with ExitStack() as stack:
         with kept_if_started(folder, new=checkpoint is None):
             executor = make_executor(
-                on_hosts, partition, dataset, signals, folder / "states", device=device
+                on_hosts, partition, dataset, signals, folder / "states", _say(console), device
             )
             stack.enter_context(closing(executor))
             done = checkpoint.round if checkpoint else 0
@@ -315,8 +315,8 @@ def make_executor(
     dataset: Dataset,
     signals: Signals,
     spill: Path,
-    *,
-    device: str = "cpu",
+    say: Callable[[str], None],
+    device: str,
 ) -> Executor:
     """Return the executor of `execution.backend`; Ray is imported only for its own."""
     if config.execution.backend == "inprocess":
@@ -325,7 +325,7 @@ def make_executor(
         return InProcessExecutor(config, partition, dataset, spill, device=device)
     from cluster.executor import RayExecutor
 
-    return RayExecutor(config, partition, dataset, signals, spill)
+    return RayExecutor(config, partition, dataset, signals, spill, say)
 
 
 def ray_checks(config: RunConfig, then: Callable[[], Finding]) -> Iterator[Finding]:
@@ -333,6 +333,15 @@ def ray_checks(config: RunConfig, then: Callable[[], Finding]) -> Iterator[Findi
     from cluster.checkup import ray_checks
 
     return ray_checks(config, then)
+
+
+def submit_job(
+    words: Sequence[str], working_dir: Path, files: Mapping[str, Path], **how: Any
+) -> None:
+    """Run a command line as a job of a Ray cluster; see `cluster.submit`."""
+    from cluster.submit import submit
+
+    submit(words, working_dir, files, **how)
 
 
 def _run(

@@ -21,9 +21,7 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 
 
-_PLACES: "WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Any], str]]]" = (
-    WeakKeyDictionary()
-)
+_PLACES: "WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Any], str]]]" = WeakKeyDictionary()
 
 
 def named_state(model: "nn.Module") -> "dict[str, torch.Tensor]":

@@ -2,11 +2,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from tests.toy import CLI, INPROCESS, only_run, run_command
+from tests.toy import CLI, INPROCESS, LONG, only_run, run_command
+
+if TYPE_CHECKING:
+    from tests.killing import Nodes
 
 torch.set_num_threads(1)
 
@@ -48,10 +52,38 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedP
     return only_run(folder), done
 
 
+@pytest.fixture(scope="session")
+def quiet_long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the undisturbed long run in this process."""
+    folder = tmp_path_factory.mktemp("quiet")
+    done = run_command(*LONG, INPROCESS, f"output.dir={folder}")
+    assert done.returncode == 0, done.stderr
+    return only_run(folder)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> "Iterator[Nodes]":
+    """A cluster for all tests of a module."""
+    from tests.killing import Nodes
+
+    found = Nodes()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def nodes(cluster: "Nodes") -> "Iterator[Nodes]":
+    """The cluster without nodes; those that a test adds are removed."""
+    yield cluster
+    cluster.clear()
+
+
 @pytest.hookimpl(tryfirst=True)  # before marks are selected by
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all tests that use Ray to one worker process, so that they share one Ray."""
+    """Give tests that use Ray to one process, and skip what needs an accelerator without one."""
     for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs an accelerator"))
         if "local_ray" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ray"))
             item.add_marker(pytest.mark.ray)

@@ -7,6 +7,7 @@ that it reaches every process; the undisturbed run is the method without faults.
 its environment when it is imported.
 """
 
+import json
 import os
 import secrets
 import signal
@@ -306,9 +307,13 @@ class Nodes:
         self._added: set[str] = set()
         self.address = self._answer()
 
-    def add(self) -> str:
-        """Add a node with one CPU; returns its name."""
-        name = self._ask("add")
+    def add(self, **what: Any) -> str:
+        """Add a node; returns its name.
+
+        Args:
+            **what: as `Cluster.add_node` takes it; a node has one CPU by default.
+        """
+        name = self._ask(f"add {json.dumps({'num_cpus': 1} | what)}")
         self._added.add(name)
         return name
 
@@ -320,6 +325,10 @@ class Nodes:
         """Take a node away in good order, or what is left of it."""
         self._ask(f"remove {name}")
         self._added.discard(name)
+
+    def drain(self, name: str) -> None:
+        """Announce that a node will be taken away, as clouds do for machines lent cheaply."""
+        self._ask(f"drain {name}")
 
     def clear(self) -> None:
         """Remove all nodes but the head."""
@@ -345,7 +354,9 @@ class Nodes:
 
 def serve_nodes() -> None:
     """Hold a cluster and obey lines of standard input until it ends."""
+    from ray._raylet import GcsClient
     from ray.cluster_utils import Cluster
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": HEALTH}
     cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -353,13 +364,18 @@ def serve_nodes() -> None:
     sys.stdout.write(f"> {cluster.address}\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        what, *which = line.split()
+        what, _, which = line.strip().partition(" ")
         if what == "add":
-            nodes.append(cluster.add_node(num_cpus=1))
+            nodes.append(cluster.add_node(**json.loads(which)))
         elif what == "kill":
-            kill(nodes[int(which[0])].all_processes["raylet"][0].process.pid)
+            kill(nodes[int(which)].all_processes["raylet"][0].process.pid)
+        elif what == "drain":
+            client = GcsClient(address=cluster.address)
+            reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+            accepted, why = client.drain_node(nodes[int(which)].node_id, reason, "a test", 0)
+            assert accepted, why
         else:
-            cluster.remove_node(nodes[int(which[0])])
+            cluster.remove_node(nodes[int(which)])
         sys.stdout.write(f"> {len(nodes) - 1}\n")
         sys.stdout.flush()
     cluster.shutdown()

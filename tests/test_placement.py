@@ -7,54 +7,174 @@ from hypothesis import strategies as st
 from cluster.placement import (
     HostPlan,
     balance,
+    demand_of,
     hosts_that_fit,
     place_clients,
     plan_hosts,
     shelter,
 )
-from raysim.config import ExecutionSettings
+from cluster.rooms import Node
 from raysim.errors import ClusterError
+from raysim.execution import ExecutionSettings
 
 
-def plan(total: dict[str, float], clients: int = 20, **settings: Any) -> HostPlan:
-    return plan_hosts(ExecutionSettings(**settings), total, clients)
+def cluster_of(*totals: dict[str, float], **more: Any) -> list[Node]:
+    """Return nodes of some resources, of which nothing is reserved."""
+    free = more.pop("free", totals)
+    return [
+        Node(id=f"n{i}", address=f"10.0.0.{i}", total=total, free=left, **more)
+        for i, (total, left) in enumerate(zip(totals, free, strict=True))
+    ]
+
+
+def plan(*totals: dict[str, float], clients: int = 20, **settings: Any) -> HostPlan:
+    return plan_hosts(ExecutionSettings(**settings), cluster_of(*totals), clients)
 
 
 @pytest.mark.parametrize(
-    ("total", "settings", "wanted"),
+    ("totals", "settings", "hosts", "demand"),
     [
-        ({"CPU": 2}, {}, HostPlan(2, 1, 0)),
-        ({"CPU": 64}, {}, HostPlan(20, 1, 0)),  # no more hosts than clients
-        ({"CPU": 2}, {"hosts": 1}, HostPlan(1, 1, 0)),
-        ({"CPU": 2}, {"cpus_per_host": 0.5}, HostPlan(4, 0.5, 0)),
-        ({"CPU": 0.3}, {"cpus_per_host": 0.1}, HostPlan(3, 0.1, 0)),
-        ({"CPU": 16, "GPU": 2}, {}, HostPlan(2, 1, 1)),
-        ({"CPU": 16, "GPU": 1}, {"gpus_per_host": 0.25}, HostPlan(4, 1, 0.25)),
-        ({"CPU": 16, "GPU": 1}, {"gpus_per_host": 0}, HostPlan(16, 1, 0)),
-        ({"CPU": 8, "GPU": 1}, {"hosts": 3, "gpus_per_host": 0.3}, HostPlan(3, 1, 0.3)),
+        ([{"CPU": 2}], {}, 2, {"CPU": 1}),
+        ([{"CPU": 64}], {}, 20, {"CPU": 1}),  # no more hosts than clients
+        ([{"CPU": 2}], {"hosts": 1}, 1, {"CPU": 1}),
+        ([{"CPU": 2}], {"cpus_per_host": 0.5}, 4, {"CPU": 0.5}),
+        ([{"CPU": 0.3}], {"cpus_per_host": 0.1}, 3, {"CPU": 0.1}),
+        ([{"CPU": 16, "GPU": 2}], {}, 2, {"CPU": 1, "GPU": 1}),
+        ([{"CPU": 16, "GPU": 1}], {"gpus_per_host": 0.25}, 4, {"CPU": 1, "GPU": 0.25}),
+        ([{"CPU": 16, "GPU": 1}], {"gpus_per_host": 0}, 16, {"CPU": 1}),
+        ([{"CPU": 8, "GPU": 1}], {"hosts": 3, "gpus_per_host": 0.3}, 3, {"CPU": 1, "GPU": 0.3}),
+        # A third is what fits three times, though Ray counts in ten-thousandths.
+        ([{"CPU": 8, "GPU": 1}], {"gpus_per_host": 1 / 3}, 3, {"CPU": 1, "GPU": 0.3333}),
+        # A host lies on one node, a fraction of a GPU on one device.
+        ([{"CPU": 3}, {"CPU": 3}], {"cpus_per_host": 2}, 2, {"CPU": 2}),
+        ([{"CPU": 1}, {"CPU": 2}, {"CPU": 5}], {}, 8, {"CPU": 1}),
+        ([{"CPU": 1}, {"CPU": 2}, {"CPU": 5}], {"cpus_per_host": 2}, 3, {"CPU": 2}),
+        ([{"CPU": 9, "GPU": 2}], {"gpus_per_host": 0.4}, 4, {"CPU": 1, "GPU": 0.4}),
+        ([{"CPU": 4}, {"CPU": 2, "GPU": 4}], {}, 2, {"CPU": 1, "GPU": 1}),
+        ([{"memory": 9}, {"CPU": 4}], {}, 4, {"CPU": 1}),  # a head that is to hold no work
+        (
+            [{"CPU": 4, "disk": 2}, {"CPU": 4}],
+            {"placement": {"resources": {"disk": 1}}},
+            2,
+            {"CPU": 1, "disk": 1},
+        ),
+        (
+            [{"CPU": 4, "GPU": 1, "accelerator_type:H100": 1}, {"CPU": 4, "GPU": 4}],
+            {"placement": {"accelerator_type": "H100"}},
+            1,
+            {"CPU": 1, "GPU": 1, "accelerator_type:H100": 0.001},
+        ),
+        ([{"CPU": 4}] * 3, {"max_hosts": 5}, 5, {"CPU": 1}),
     ],
 )
-def test_plans(total: dict[str, float], settings: Any, wanted: HostPlan) -> None:
-    assert plan(total, **settings) == wanted
+def test_plans(
+    totals: list[dict[str, float]], settings: Any, hosts: int, demand: dict[str, float]
+) -> None:
+    found = plan(*totals, **settings)
+    assert (found.num_hosts, found.demand) == (hosts, demand)
+
+
+def test_labels_choose_nodes() -> None:
+    nodes = [
+        Node("a", "10.0.0.1", {"CPU": 2}, {"CPU": 2}, {"zone": "a"}),
+        Node("b", "10.0.0.2", {"CPU": 4, "GPU": 1}, {"CPU": 4, "GPU": 1}, {"zone": "b"}),
+        Node("c", "10.0.0.3", {"CPU": 8}, {"CPU": 8}),
+    ]
+
+    def hosts(zone: str, **more: Any) -> tuple[int, float]:
+        placement = {"labels": {"zone": zone}}
+        found = plan_hosts(ExecutionSettings(placement=placement, **more), nodes, 99)
+        return found.num_hosts, found.gpus
+
+    assert hosts("a") == (2, 0), "a GPU elsewhere does not count"
+    assert hosts("b") == (1, 1)
+    assert hosts("b", gpus_per_host=0) == (4, 0)
+    assert hosts("in(a, b)", gpus_per_host=0) == (6, 0)
+    assert hosts("!b") == (10, 0), "no label is another label"
+
+
+def test_auto_starts_on_what_is_free_and_may_grow() -> None:
+    nodes = cluster_of({"CPU": 4}, {"CPU": 4}, free=({"CPU": 1}, {"CPU": 0}))
+    found = plan_hosts(ExecutionSettings(), nodes, 20)
+    assert (found.num_hosts, found.most) == (1, 20)
+    assert plan_hosts(ExecutionSettings(max_hosts=6), nodes, 20).most == 6
+    fixed = plan_hosts(ExecutionSettings(hosts=3), nodes, 20)
+    assert (fixed.num_hosts, fixed.most) == (3, 3), "a number is waited for"
+    taken = cluster_of({"CPU": 4}, free=({"CPU": 0},))
+    assert plan_hosts(ExecutionSettings(), taken, 20).num_hosts == 1, "one is waited for"
+
+
+def test_nodes_that_are_drained_do_not_count() -> None:
+    nodes = [*cluster_of({"CPU": 4}), *cluster_of({"CPU": 2}, draining=True)]
+    assert plan_hosts(ExecutionSettings(), nodes, 20).num_hosts == 4
+    with pytest.raises(ClusterError, match=r"node 10.0.0.0 is being drained"):
+        plan_hosts(ExecutionSettings(hosts=5), nodes, 20)
 
 
 @pytest.mark.parametrize(
-    ("total", "settings", "words"),
+    ("totals", "settings", "words"),
     [
-        ({"CPU": 2}, {"hosts": 9}, ("wanted: 9 hosts", "1 CPU", "has 2 CPU", "execution.hosts")),
-        ({"CPU": 2}, {"cpus_per_host": 4}, ("wanted: 1 hosts", "4 CPU", "enough for 0")),
-        ({"CPU": 8}, {"gpus_per_host": 1}, ("gpus_per_host=1", "no GPU", "gpus_per_host=0 (or")),
-        ({"CPU": 8, "GPU": 1}, {"hosts": 2}, ("wanted: 2 hosts", "1 GPU", "gpus_per_host")),
-        ({}, {}, ("0 CPU", "enough for 0")),
+        ([{"CPU": 2}], {"hosts": 9}, ("wanted: 9 hosts", "1 CPU", "has 2 CPU", "execution.hosts")),
+        ([{"CPU": 2}], {"cpus_per_host": 4}, ("wanted: 1 hosts", "4 CPU", "enough for 0")),
+        ([{"CPU": 8}], {"gpus_per_host": 1}, ("gpus_per_host=1", "no GPU", "gpus_per_host=0 (or")),
+        ([{"CPU": 8, "GPU": 1}], {"hosts": 2}, ("wanted: 2 hosts", "1 GPU", "gpus_per_host")),
+        ([], {}, ("0 CPU", "enough for 0")),
+        (
+            [{"CPU": 3}, {"CPU": 3}],
+            {"hosts": 3, "cpus_per_host": 2},
+            ("has 6 CPU on 2 nodes, enough for 2", "node 10.0.0.1 with 3 CPU holds 1"),
+        ),
+        (
+            [{"CPU": 8}],
+            {"placement": {"resources": {"disk": 2}}},
+            ("1 CPU and 2 disk each", "with 8 CPU and 0 disk holds 0", "execution.placement"),
+        ),
+        (
+            [{"CPU": 8}],
+            {"placement": {"labels": {"zone": "!in(a, b)", "kind": "big"}}},
+            ("on nodes with zone=!in(a, b)", "its labels are zone=(none), kind=(none)"),
+        ),
+        (
+            [{"CPU": 8, "GPU": 1, "accelerator_type:T4": 1}],
+            {"placement": {"accelerator_type": "H100"}},
+            ("accelerator_type:H100", "holds 0"),
+        ),
+        ([{"CPU": 1}] * 12, {"hosts": 13}, ("and 4 nodes more",)),
     ],
 )
 def test_what_does_not_fit_is_said_on_both_sides(
-    total: dict[str, float], settings: Any, words: tuple[str, ...]
+    totals: list[dict[str, float]], settings: Any, words: tuple[str, ...]
 ) -> None:
     with pytest.raises(ClusterError) as caught:
-        plan(total, **settings)
+        plan(*totals, **settings)
     for word in words:
         assert word in str(caught.value)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=6),
+    st.sampled_from([0.1, 0.5, 1, 1.5, 2, 3]),
+    st.sampled_from([0, 0.1, 0.3, 0.5, 1]),
+)
+def test_what_is_counted_can_be_dealt(
+    sizes: list[tuple[int, int]], cpus: float, gpus: float
+) -> None:
+    """Deal hosts to devices one by one, as Ray does, until none fits."""
+    settings = ExecutionSettings(cpus_per_host=cpus, gpus_per_host=gpus)
+    dealt = 0
+    for num_cpus, num_gpus in sizes:
+        left, devices = round(num_cpus * 10), [10] * num_gpus
+        while left >= round(cpus * 10):
+            if gpus:
+                free = [i for i, d in enumerate(devices) if d >= round(gpus * 10)]
+                if not free:
+                    break
+                devices[free[0]] -= round(gpus * 10)
+            left -= round(cpus * 10)
+            dealt += 1
+    nodes = cluster_of(*({"CPU": c, "GPU": g} for c, g in sizes))
+    demand = demand_of(settings, has_gpus=False)
+    assert hosts_that_fit(nodes, demand, settings.placement) == dealt
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.integers(1, 8))
@@ -73,22 +193,6 @@ def test_work_is_shared_evenly(work: list[int], hosts: int) -> None:
 def test_ties_go_to_the_lower_number() -> None:
     assert place_clients([5, 5, 5, 5], 2) == [0, 1, 0, 1]
     assert place_clients([1, 9, 5], 2) == [1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("total", "cpus", "gpus", "wanted"),
-    [
-        ({"CPU": 3}, 1, 0, 3),
-        ({"CPU": 0.3}, 0.1, 0, 3),
-        ({"CPU": 3.9}, 2, 0, 1),
-        ({"CPU": 8, "GPU": 2}, 1, 0.5, 4),
-        ({"CPU": 3, "GPU": 8}, 1, 0.5, 3),
-        ({"CPU": 8}, 1, 1, 0),
-        ({}, 1, 0, 0),
-    ],
-)
-def test_hosts_that_fit(total: dict[str, float], cpus: float, gpus: float, wanted: int) -> None:
-    assert hosts_that_fit(total, cpus, gpus) == wanted
 
 
 Scene = tuple[list[int], dict[int, int], list[int], list[int]]

@@ -12,8 +12,8 @@ import pytest
 
 from cluster.executor import RayExecutor
 from cluster.session import _probe, session
-from raysim.config import ExecutionSettings
 from raysim.errors import ClusterError
+from raysim.execution import ExecutionSettings
 from tests.toy import CLI, ROOT, bits_of, dealt, only_run, run_command, toy_config
 
 pytestmark = pytest.mark.ray
@@ -110,7 +110,7 @@ import os, re
 from contextlib import suppress
 from pathlib import Path
 from cluster.session import session
-from raysim.config import ExecutionSettings
+from raysim.execution import ExecutionSettings
 
 def family(pid):
     found = [pid]

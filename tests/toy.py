@@ -219,6 +219,8 @@ CLI = [
     *("output.tensorboard=false", "output.checkpoint_every=2", "output.keep_checkpoints=9"),
     "output.report=false",
 ]
+# Long enough for a node to come, or to be noticed as lost.
+LONG = [*CLI, "rounds=60", "evaluation.every=20", "output.checkpoint_every=20"]
 INPROCESS = "execution.backend=inprocess"
 
 

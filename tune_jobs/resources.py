@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from cluster.placement import demand_of, words
 from raysim.config import RunConfig
 from raysim.errors import ClusterError
 
@@ -21,14 +22,21 @@ def bundles(config: RunConfig, num_gpus: float) -> list[Bundle]:
     Args:
         config: the study's config.
         num_gpus: GPUs of the cluster, which `execution.gpus_per_host=auto` goes by.
+
+    Raises:
+        ClusterError: nodes are asked for by label, which Tune's own placement knows nothing of.
     """
     settings = config.execution
-    wanted = settings.gpus_per_host
-    gpus = (1.0 if num_gpus >= 1 else 0.0) if wanted == "auto" else float(wanted)
+    if settings.placement.labels:
+        raise ClusterError(
+            "execution.placement.labels has no effect on trials, which Tune places: start the "
+            "nodes with a custom resource and ask for it with execution.placement.resources"
+        )
+    host = demand_of(settings, has_gpus=num_gpus >= 1)
     if not has_hosts(config):
-        return [_bundle(float(config.local.threads), gpus)]
+        return [host | {"CPU": float(config.local.threads)}]
     hosts = min(int(settings.hosts), config.data.clients)
-    return [_bundle(1.0, 0.0)] + [_bundle(float(settings.cpus_per_host), gpus)] * hosts
+    return [{"CPU": 1.0}] + [host] * hosts
 
 
 def check_room(wanted: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> None:
@@ -44,15 +52,15 @@ def check_room(wanted: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -
     if rooms(wanted, nodes, most=1):
         return
     own, hosts = wanted[0], wanted[1:]
-    parts = [f"{_words(own)} for itself"]
+    parts = [f"{words(own)} for itself"]
     if hosts:
-        parts.append(f"{len(hosts)} hosts with {_words(hosts[0])} each")
+        parts.append(f"{len(hosts)} hosts with {words(hosts[0])} each")
     total = {key: sum(bundle.get(key, 0.0) for bundle in wanted) for key in ("CPU", "GPU")}
     there = {key: sum(node.get(key, 0.0) for node in nodes) for key in ("CPU", "GPU")}
     remedy = "execution.hosts, execution.cpus_per_host or " if hosts else "local.threads or "
     raise ClusterError(
-        f"a trial wants {' and '.join(parts)}, {_words(total)} in all; the cluster has "
-        f"{_words(there)} on {len(nodes)} {'nodes' if len(nodes) > 1 else 'node'}, so no trial "
+        f"a trial wants {' and '.join(parts)}, {words(total)} in all; the cluster has "
+        f"{words(there)} on {len(nodes)} {'nodes' if len(nodes) > 1 else 'node'}, so no trial "
         f"would ever start. Lower {remedy}execution.gpus_per_host, or add nodes"
     )
 
@@ -69,11 +77,3 @@ def rooms(wanted: Sequence[Bundle], nodes: Sequence[Mapping[str, float]], most: 
             for key, value in bundle.items():
                 place[key] -= value
     return most
-
-
-def _bundle(cpus: float, gpus: float) -> Bundle:
-    return {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
-
-
-def _words(resources: Mapping[str, float]) -> str:
-    return " and ".join(f"{v:g} {k}" for k, v in resources.items() if v or k == "CPU")
