@@ -30,7 +30,7 @@ exact size and one unit a layer. The simulator broadcasts the dense model, in wh
 keep their last shared values; bytes are counted for the shared slice alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -114,8 +114,6 @@ class FedFIP(Method):
     contrastive_gradient: Literal["surrogate", "exact"] = "surrogate"
     """First-order gradient through activations, or the exact double backward."""
 
-    # Which rounds do what --------------------------------------------------------------------
-
     def forms_mask(self, round_: int) -> bool:
         """Say whether a (0-based) round measures importance and forms a mask."""
         since = round_ - self.warmup_rounds
@@ -125,6 +123,11 @@ class FedFIP(Method):
     def regularises(self) -> bool:
         """Whether the contrastive term takes part."""
         return self.dsr and self.contrastive_weight > 0
+
+    def remarks(self, rounds: int) -> Sequence[str]:
+        """Say so if the run ends before its first mask."""
+        late = rounds <= self.warmup_rounds and (self.dsfp or self.regularises)
+        return [f"no mask before round {self.warmup_rounds + 1} (method.warmup_rounds)"] * late
 
     def active_phases(self, round_: int) -> tuple[str, ...]:
         """Measure importance only in rounds that form a mask."""
@@ -138,8 +141,7 @@ class FedFIP(Method):
     def client_step(self, client: ClientView) -> Update:
         """Measure importance, or train the personal structure."""
         shared = self._structure(client.model, client.message["mask"])
-        step = self._measure if client.phase == "importance" else self._train
-        return step(client, shared)
+        return (self._measure if client.phase == "importance" else self._train)(client, shared)
 
     def _measure(self, client: ClientView, shared: Structure) -> Update:
         load_arrays(client.model, client.weights)
@@ -318,8 +320,6 @@ class FedFIP(Method):
             prototype_DC[domain] = moved_prototype(old_C, new_C, self.prototype_momentum)
             known_D[domain] = True
         return {"prototypes": prototype_DC, "known": known_D}
-
-    # Accounting ------------------------------------------------------------------------------
 
     def load_global(self, model: ChannelModel, weights: Arrays, message: Arrays) -> None:
         """Load the units of the global mask."""

@@ -122,12 +122,14 @@ class Federation:
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint; its later remains are removed."""
+        self._saved = checkpoint.round  # whatever goes wrong from here on
         discard_after(self._folder / "checkpoints", checkpoint)
         self._executor.restore(checkpoint.load())
         self._metrics.resume(checkpoint.metrics)
-        self._timings.resume(self._folder / "timings.parquet", checkpoint.round)
+        if not self._timings.resume(self._folder / "timings.parquet", checkpoint.round):
+            self._notify("timings.parquet is damaged: the seconds of the rounds so far are lost")
         self._watched.discard_after(checkpoint.round)
-        self._done = self._saved = checkpoint.round
+        self._done = checkpoint.round
         if not self._is_evaluated(self._done):  # it was the last round of a shorter run
             self._metrics.drop_evaluation(self._done)
 

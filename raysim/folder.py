@@ -1,5 +1,6 @@
 """Run directories: their names, and what stands in them before the first round."""
 
+import fcntl
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ from raysim.config import RunConfig
 from raysim.data.datasets import Dataset
 from raysim.data.partition_file import write_partition
 from raysim.data.shards import Partition
-from raysim.errors import ConfigError
+from raysim.errors import ConfigError, ResumeError
 from raysim.results import write_json, write_text
 
 _PACKAGES = ("torch", "ray", "numpy", "pyarrow", "pandas")
@@ -92,6 +93,32 @@ def kept_if_started(folder: Path, *, new: bool) -> Iterator[None]:
         if new:
             shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+@contextmanager
+def sole_use(folder: Path) -> Iterator[None]:
+    """Keep other processes from working in a run directory; the lock dies with the process.
+
+    Args:
+        folder: the run directory; its `config.yaml` is what is locked.
+
+    Raises:
+        ResumeError: another process is at work there, or it cannot be written.
+    """
+    try:
+        held = (folder / "config.yaml").open("r+")
+    except OSError as error:
+        raise ResumeError(f"{folder} cannot be written: {error.strerror or error}") from None
+    with held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResumeError(
+                f"another process is at work in {folder}: wait for it, or end it (Ctrl-C, kill)"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def write_environment(

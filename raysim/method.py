@@ -160,6 +160,10 @@ class Method(Named):
 
     # Both sides ------------------------------------------------------------------------------
 
+    def remarks(self, rounds: int) -> Sequence[str]:
+        """Return what a person should know of a run of so many rounds with these settings."""
+        return ()
+
     def active_phases(self, round_: int) -> tuple[str, ...]:
         """Return the phases of a round, in order."""
         return self.phases

@@ -44,11 +44,17 @@ class Display(Protocol):
     ) -> None:
         """Stop showing."""
 
+    def on_start(self, folder: Path) -> None:
+        """Show where the run lies."""
+
     def on_round(self, summary: RoundSummary) -> None:
         """Show a complete round."""
 
     def on_notice(self, text: str) -> None:
         """Show a notice."""
+
+    def on_failure(self, error: BaseException, folder: Path, saved: int) -> None:
+        """Show that something ended the run, of which so many rounds are saved."""
 
     def on_end(self, summary: JsonDict, folder: Path) -> None:
         """Show how the run ended and where it lies."""
@@ -69,11 +75,17 @@ class Silent:
     ) -> None:
         """Do nothing."""
 
+    def on_start(self, folder: Path) -> None:
+        """Do nothing."""
+
     def on_round(self, summary: RoundSummary) -> None:
         """Do nothing."""
 
     def on_notice(self, text: str) -> None:
         """Do nothing."""
+
+    def on_failure(self, error: BaseException, folder: Path, saved: int) -> None:
+        """Do nothing: the error itself is told by the caller."""
 
     def on_end(self, summary: JsonDict, folder: Path) -> None:
         """Do nothing."""
@@ -86,6 +98,10 @@ class Lines(Silent):
         """Prepare for the rounds after `done` of `rounds`."""
         self._console = console
         self._eta = Eta(rounds, done)
+
+    def on_start(self, folder: Path) -> None:
+        """Write where the run lies."""
+        self._console.print(f"run directory: {folder}", soft_wrap=True)
 
     def on_round(self, summary: RoundSummary) -> None:
         """Write a line."""
@@ -145,6 +161,10 @@ class JsonLines(Silent):
         """Prepare for the rounds after `done` of `rounds`."""
         self._eta = Eta(rounds, done)
 
+    def on_start(self, folder: Path) -> None:
+        """Write the run directory."""
+        self._write("start", {"folder": str(folder)})
+
     def on_round(self, summary: RoundSummary) -> None:
         """Write the round."""
         eta = {"rounds": self._eta.rounds, "eta_s": round(self._eta.after(summary), 1)}
@@ -153,6 +173,11 @@ class JsonLines(Silent):
     def on_notice(self, text: str) -> None:
         """Write the notice."""
         self._write("notice", {"text": text})
+
+    def on_failure(self, error: BaseException, folder: Path, saved: int) -> None:
+        """Write what ended the run."""
+        told = {"error": str(error) or type(error).__name__, "rounds": saved}
+        self._write("failed", {"folder": str(folder)} | told)
 
     def on_end(self, summary: JsonDict, folder: Path) -> None:
         """Write the summary and the run directory."""

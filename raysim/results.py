@@ -245,11 +245,16 @@ class TimingsTable:
             self._packed.append(pa.Table.from_pylist(self._rows, schema=TIMINGS))
             self._rows = []
 
-    def resume(self, path: Path, round_: int) -> None:
-        """Take over the rows of earlier rounds, if the file is there."""
-        if path.exists():
+    def resume(self, path: Path, round_: int) -> bool:
+        """Take over the rows of earlier rounds; False if the file is there and damaged."""
+        if not path.exists():
+            return True
+        try:
             table = pq.read_table(path, schema=TIMINGS)
-            self._packed, self._rows = [table.filter(pc.field("round") <= round_)], []
+        except (OSError, pa.ArrowException):
+            return False
+        self._packed, self._rows = [table.filter(pc.field("round") <= round_)], []
+        return True
 
     def table(self) -> pa.Table:
         """Return all rows, in the order in which they came."""

@@ -1,12 +1,16 @@
-"""Going on with a run: what has to be as it was, and how to tell the user."""
+"""Ending a run before its time and going on with it: what has to be as it was, and what to say."""
 
+import json
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from raysim.checkpoint import Checkpoint, latest_checkpoint
 from raysim.config import RunConfig, changed_keys
-from raysim.errors import ResumeError
+from raysim.errors import Interrupted, ResumeError
+from raysim.federation import Federation
+from raysim.results import write_json
 
 
 def resumable(folder: Path, overrides: Sequence[str], notify: Callable[[str], None]) -> Checkpoint:
@@ -77,3 +81,21 @@ def how_to_resume(folder: Path, saved: int, rounds: int) -> str:
         f"{saved} of {rounds} rounds are saved; go on with\n"
         f"  python -m raysim.run --resume {shlex.quote(str(folder))}"
     )
+
+
+def write_end(federation: Federation, error: BaseException) -> None:
+    """Write `summary.json` of a run that something ended before its time.
+
+    One that stands there already, of as many rounds, has more to say and stays.
+    """
+    stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+    status = "interrupted" if stopped else "failed"
+    with suppress(OSError, ValueError):
+        known = json.loads((federation.folder / "summary.json").read_text())
+        if "avg" in known and known["rounds"] == federation.saved_rounds:
+            return
+    with suppress(OSError):
+        write_json(
+            {"status": status, "rounds": federation.saved_rounds, "error": str(error)},
+            federation.folder / "summary.json",
+        )

@@ -142,7 +142,7 @@ def execute(
     """
     from raysim.progress import display
     from raysim.record import Record
-    from raysim.resuming import how_to_resume
+    from raysim.resuming import how_to_resume, write_end
     from raysim.signals import Signals
 
     signals = Signals()
@@ -160,12 +160,14 @@ def execute(
         signals.installed(),
         progress,
     ):
+        progress.on_start(federation.folder)
         try:
             if checkpoint:
                 federation.resume(checkpoint)
             summary = federation.run()
         except BaseException as error:
             write_end(federation, error)
+            progress.on_failure(error, federation.folder, federation.saved_rounds)
             complain(how_to_resume(federation.folder, federation.saved_rounds, config.rounds), 0)
             raise
     record = Record(federation.folder, method_table())
@@ -177,13 +179,14 @@ def execute(
 
 def _report(record: Record, console: Console) -> None:
     """Write `report.html`. What goes wrong in it fails no run: its results are written."""
+    from raysim.errors import UserError
     from raysim.report import write_report
 
     try:
         write_report([record], record.folder / "report.html")
     except Exception as error:
-        kind, folder = type(error).__name__, record.folder
-        text = f"no report: {kind}: {error}; `raysim report {folder}` tries again"
+        told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        text = f"no report: {told}; `raysim report {record.folder}` tries again"
         console.print(text, soft_wrap=True)
 
 
@@ -215,35 +218,40 @@ def opened(
     Raises:
         UserError: data, cluster or output directory are not as the config needs them.
     """
+    from raysim import folder as folders
     from raysim.federation import Federation
-    from raysim.folder import check_output, kept_if_started, prepare_folder, write_environment
     from raysim.resuming import check_same_experiment
+    from raysim.skeleton import method_of
     from raysim.trackers import tracking
 
     started = time.perf_counter()
-    check_output(config.output.dir)
+    folders.check_output(config.output.dir)
     on_hosts, dataset, partition = open_data(config, console)
     sums = dataset.sha256, partition.digest()
     if checkpoint is None:
-        folder = prepare_folder(config, dataset, partition, folder)
+        folder = folders.prepare_folder(config, dataset, partition, folder)
     else:
         assert folder is not None, "a checkpoint lies in a run directory"
         check_same_experiment(config, *sums, folder, checkpoint)
         folder = folder.resolve()
     with ExitStack() as stack:
-        with kept_if_started(folder, new=checkpoint is None):
+        stack.enter_context(folders.sole_use(folder))
+        with folders.kept_if_started(folder, new=checkpoint is None):
             executor = make_executor(
                 on_hosts, partition, dataset, signals, folder / "states", _say(console), device
             )
             stack.enter_context(closing(executor))
             done = checkpoint.round if checkpoint else 0
             trackers = stack.enter_context(tracking(config, folder, done, _say(console)))
-        write_environment(folder, *sums, executor.description)
+        folders.write_environment(folder, *sums, executor.description)
+        clients = f"{config.data.clients} client{'s' if config.data.clients > 1 else ''}"
         console.print(
-            f"{config.method.label} on {dataset.name}: {config.data.clients} clients, "
+            f"{config.method.label} on {dataset.name}: {clients}, "
             f"{executor.description}, ready in {time.perf_counter() - started:.1f} s",
             soft_wrap=True,
         )
+        for text in method_of(config).remarks(config.rounds):
+            console.print(text, soft_wrap=True)
         yield Federation(
             config,
             executor,
@@ -263,20 +271,6 @@ def _held_out(dataset: Dataset) -> dict[str, list[int]]:
     from raysim.data.shards import HELD_OUT
 
     return {split: [len(dataset.labels(d, split)) for d in dataset.domains] for split in HELD_OUT}
-
-
-def write_end(federation: Federation, error: BaseException) -> None:
-    """Write `summary.json` of a run that something ended before its time."""
-    from raysim.errors import Interrupted
-    from raysim.results import write_json
-
-    stopped = isinstance(error, Interrupted | KeyboardInterrupt)
-    status = "interrupted" if stopped else "failed"
-    with suppress(OSError):
-        write_json(
-            {"status": status, "rounds": federation.saved_rounds, "error": str(error)},
-            federation.folder / "summary.json",
-        )
 
 
 def open_data(config: RunConfig, console: Console) -> tuple[RunConfig, Dataset, Partition]:

@@ -81,10 +81,14 @@ def test_a_quiet_console_shows_nothing() -> None:
 
 def test_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:
     with JsonLines(3, 0) as progress:
+        progress.on_start(Path("/runs/a"))
         progress.on_round(after(1, figures={"loss": 0.5}))
         progress.on_notice("a host was lost")
     progress.on_end(SUMMARY, Path("/runs/a"))
-    one, notice, end = map(json.loads, capsys.readouterr().out.splitlines())
+    progress.on_failure(OSError("disk full"), Path("/runs/a"), 2)
+    start, one, notice, end, failed = map(json.loads, capsys.readouterr().out.splitlines())
+    assert start == {"event": "start", "folder": "/runs/a"}
+    assert failed == {"event": "failed", "folder": "/runs/a", "error": "disk full", "rounds": 2}
     assert (one["event"], one["round"], one["rounds"], one["eta_s"]) == ("round", 1, 3, 4.0)
     assert one["evaluation"]["avg"] == 90.0
     assert notice == {"event": "notice", "text": "a host was lost"}
@@ -103,4 +107,4 @@ def test_quiet_prints_the_run_directory_and_json_nothing_but_json(tmp_path: Path
     assert quiet.stdout == f"{only_run(tmp_path / 'a')}\n"
     logged = CliRunner().invoke(app, ["run", "--log-json", *SMALL, f"output.dir={tmp_path / 'b'}"])
     events = [json.loads(line)["event"] for line in logged.stdout.splitlines()]
-    assert events == ["round", "end"]
+    assert events == ["start", "round", "end"]

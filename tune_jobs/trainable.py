@@ -25,7 +25,8 @@ from rich.console import Console
 from raysim.checkpoint import Checkpoint, latest_checkpoint
 from raysim.config import RunConfig, load_config
 from raysim.errors import ClusterError, ResumeError
-from raysim.run import method_table, opened, write_end
+from raysim.resuming import write_end
+from raysim.run import method_table, opened
 from raysim.signals import Signals
 from raysim.skeleton import method_of
 

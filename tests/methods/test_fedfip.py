@@ -516,6 +516,9 @@ def test_no_reserve_is_one_unit_a_layer() -> None:
 def test_masks_come_after_warm_up_and_then_every_few_rounds() -> None:
     method = fedfip(warmup_rounds=2, mask_every=3)
     assert [r for r in range(10) if method.forms_mask(r)] == [2, 5, 8]
+    assert method.remarks(2) == ["no mask before round 3 (method.warmup_rounds)"]
+    assert not method.remarks(3)
+    assert not fedfip(warmup_rounds=2, dsfp=False, dsr=False).remarks(2)
     assert method.active_phases(1) == ("fit",)
     assert method.active_phases(2) == ("importance", "fit")
     world = World(method).play().play()
