@@ -70,7 +70,9 @@ def search(
     ] = None,
     grace: Annotated[
         int | None,
-        typer.Option(min=1, help="Rounds before asha may stop a trial. Default: a ninth of all."),
+        typer.Option(
+            min=1, help="Rounds before asha may stop any. Default: a ninth, past warm-up."
+        ),
     ] = None,
     std_weight: Annotated[
         float, typer.Option(min=0, metavar="K", help="Maximise validation AVG - K * STD.")

@@ -14,6 +14,7 @@ from raysim.data.datasets import Dataset
 from raysim.errors import ConfigError
 from raysim.run import method_table, read_config
 from raysim.settings import Settings, aliases, did_you_mean
+from raysim.skeleton import method_of
 from tune_jobs.spaces import (
     Space,
     as_space,
@@ -132,14 +133,25 @@ def read_settings(
     base = read_config(words, config, preset)
     chosen = _chosen_space(space, base, overrides)
     check_space(chosen, lambda values: trial_config(base, values))
-    every, rounds = base.evaluation.every, base.rounds
     if grace is None:
-        grace = max(every, rounds // _REDUCTION**2 // every * every)
-    if grace > rounds:
-        raise ConfigError(f"--grace {grace}: a trial has {rounds} rounds")
+        grace = _grace(base)
+    if grace > base.rounds:
+        raise ConfigError(f"--grace {grace}: a trial has {base.rounds} rounds")
     asked = SearchSettings(config=base.resolved(), space=chosen, grace=grace, **rest)
     asked.plan()  # what it refuses, it refuses before anything is written
     return asked
+
+
+def _grace(base: RunConfig) -> int:
+    """Return the first report by which trials may be told apart: a ninth of the rounds at least.
+
+    Where a method's first rounds are all alike (FedFIP's warm-up), settings show nothing there.
+    """
+    every, rounds = base.evaluation.every, base.rounds
+    phases = method_of(base).active_phases
+    alike = next((r for r in range(rounds) if phases(r) != phases(0)), 0)
+    ninth = rounds // _REDUCTION**2 // every * every
+    return min(max(every, ninth, -(-(alike + 1) // every) * every), rounds)
 
 
 def data_words(spec: str) -> list[str]:
