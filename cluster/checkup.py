@@ -57,5 +57,6 @@ def _hosts(config: RunConfig, nodes: Sequence[Node]) -> Finding:
     except ClusterError as error:
         return Finding(f"hosts: {asked}", str(error), State.BAD, "see above")
     each = f"{words(plan.demand)} each"
-    found = f"{plan.num_hosts} for {config.data.clients} clients, {each}"
+    clients = config.data.clients
+    found = f"{plan.num_hosts} for {clients} client{'s' * (clients > 1)}, {each}"
     return Finding(f"hosts: {asked}", found)

@@ -16,7 +16,10 @@ from raysim.cpus import usable_cpus
 from raysim.errors import ClusterError, remedy
 from raysim.execution import ExecutionSettings
 
-_TOKENS = "set RAY_AUTH_MODE (token or disabled) as it was for `ray start`"
+_NO_HEAD = (
+    "is that the address of a Ray head (6379 is its usual port)? If it is, set RAY_AUTH_MODE "
+    "(token or disabled) as it was for `ray start`"
+)
 # One for the process: Ray caches the first token it sees.
 _TOKEN = secrets.token_hex(32)
 _beginning: Future[str] | None = None
@@ -132,7 +135,7 @@ def _replaced(module: Any, name: str, value: object) -> Iterator[None]:
 def _join(address: str) -> None:
     if address.startswith("ray://"):
         raise ClusterError(
-            f"{address}: the Ray Client is not supported; run on the cluster instead: "
+            f"{address}: the Ray Client is not supported\nrun on the cluster instead: "
             "ray job submit --working-dir . -- python -m raysim.run"
         )
     _probe(address)
@@ -140,8 +143,9 @@ def _join(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         raise ClusterError(
-            f"cannot join the Ray cluster at {address}: {error}\n{remedy(error) or _TOKENS}; "
-            "unset RAY_ADDRESS to use a Ray of your own"
+            f"cannot join the Ray cluster at {address}: {' '.join(str(error).split())}\n"
+            f"{remedy(error) or _NO_HEAD}; "
+            "unset RAY_ADDRESS and execution.address to use a Ray of your own"
         ) from error
 
 
@@ -154,7 +158,7 @@ def _probe(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
     except OSError as error:
         raise ClusterError(
-            f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`, "
+            f"no Ray cluster answers at {address} ({error})\nstart one with `ray start --head`, "
             "or unset RAY_ADDRESS and execution.address to use a local one"
         ) from None
 

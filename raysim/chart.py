@@ -24,14 +24,20 @@ class Table:
     Attributes:
         columns: headings.
         rows: cells; None is an empty one.
+        percent: which columns are in percent.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    percent: frozenset[str] = frozenset()
 
     def shown(self) -> list[list[str]]:
         """Return the cells as text."""
-        return [[shown(cell) for cell in row] for row in self.rows]
+        percent = [column in self.percent for column in self.columns]
+        return [
+            [shown(cell, percent=p) for cell, p in zip(row, percent, strict=True)]
+            for row in self.rows
+        ]
 
 
 @dataclass(frozen=True)
@@ -89,15 +95,20 @@ class Chart:
         return packed | {"frames": frames}
 
 
-def shown(cell: Cell) -> str:
-    """Return a cell as text: whole numbers with commas, others with two decimals or four digits."""
+def shown(cell: Cell, *, percent: bool = False) -> str:
+    """Return a cell as text: whole numbers with commas, others with two decimals or four digits.
+
+    Args:
+        cell: None and NaN are empty.
+        percent: two decimals always, so that a column of percentages lines up.
+    """
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return ""
     if isinstance(cell, str):
         return cell
     if isinstance(cell, int):
         return f"{cell:,}"
-    return f"{cell:,.2f}" if cell == 0 or abs(cell) >= 1 else f"{cell:.4g}"
+    return f"{cell:,.2f}" if percent or cell == 0 or abs(cell) >= 1 else f"{cell:.4g}"
 
 
 def plain(text: str) -> str:

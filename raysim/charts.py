@@ -22,6 +22,8 @@ _PATTERNS = ("", "/", "x", "-", "|", "+", ".", "\\")
 _HEIGHT = 380
 _TALLEST = 900
 _ROW_PX, _FRAME_PX = 18, 80  # a heat map's row; its axis and margins together
+_LEAST_MAP_PX = 150  # a heat map without its columns' names
+_LETTER_PX, _LONGEST_NAME = 7, 40
 _MAX_MARKERS = 24  # of a line
 _LEGEND: JsonDict = {"orientation": "h", "x": 0, "y": 1.01, "yanchor": "bottom"}
 
@@ -66,9 +68,8 @@ def lines(
     layout = _layout(x, y, axes, legend=len(series) > 1)
     if x == "round":
         layout["xaxis"] |= _whole_ticks([v for one in series for v in one.x])
-    return Chart(
-        name=name, title=title, text=text, data=data, layout=layout, table=_series_table(x, series)
-    )
+    table = _series_table(x, y, series)
+    return Chart(name=name, title=title, text=text, data=data, layout=layout, table=table)
 
 
 def points(
@@ -94,7 +95,7 @@ def points(
         text=text,
         data=data,
         layout=_layout(x, y, axes, legend=len(series) > 1, hover="closest"),
-        table=Table(columns, tuple(rows)),
+        table=Table(columns, tuple(rows), _percent([y], y)),
     )
 
 
@@ -125,9 +126,8 @@ def bars(
     layout = _layout(x, y, axes, legend=len(series) > 1)
     layout |= {"barmode": "stack" if stacked else "group"}
     layout["xaxis"] |= {"type": "category"}
-    return Chart(
-        name=name, title=title, text=text, data=data, layout=layout, table=_series_table(x, series)
-    )
+    table = _series_table(x, y, series)
+    return Chart(name=name, title=title, text=text, data=data, layout=layout, table=table)
 
 
 def heat_map(
@@ -189,8 +189,8 @@ def heat_map(
         title=title,
         text=text,
         data=[trace],
-        layout=_heat_layout(x, y, axes, last.shape[0] * (28 if square else _ROW_PX)),
-        table=table or _matrix_table(corner, columns, rows, last),
+        layout=_heat_layout(x, y, axes, _heat_height(columns, last.shape[0], square=square)),
+        table=table or _matrix_table(corner, columns, rows, value, last),
         frames=matrices if several else {},
         scale=_scale(value, low, high, levels),
     )
@@ -204,14 +204,22 @@ def _color_bar(value: str, levels: Sequence[str] | None) -> JsonDict:
     return bar
 
 
-def _heat_layout(x: str, y: str, axes: Mapping[str, JsonDict], rows_px: int) -> JsonDict:
+def _heat_height(columns: Sequence[Any], rows: int, *, square: bool) -> int:
+    """Return pixels that hold the rows, and the columns' names, which stand in a narrow chart."""
+    rows_px = rows * (28 if square else _ROW_PX) + _FRAME_PX
+    longest = max((len(str(column)) for column in columns), default=0)
+    names_px = _LEAST_MAP_PX + _LETTER_PX * min(longest, _LONGEST_NAME)
+    return min(max(rows_px, names_px), _TALLEST)
+
+
+def _heat_layout(x: str, y: str, axes: Mapping[str, JsonDict], height: int) -> JsonDict:
     layout = _layout(x, y, axes, legend=False, hover="closest")
     rows_down = {"type": "category", "autorange": "reversed", "automargin": True}
     layout["xaxis"] = {"type": "category"} | layout["xaxis"] | {"showgrid": False}
     layout["yaxis"] = rows_down | layout["yaxis"] | {"showgrid": False}
     layout["yaxis"]["title"] = {"standoff": 14} | layout["yaxis"]["title"]
     layout["margin"] |= {"l": 8}
-    layout["height"] = min(max(rows_px + _FRAME_PX, 200), _TALLEST)
+    layout["height"] = height
     return layout
 
 
@@ -249,7 +257,11 @@ def _layout(
         "hovermode": hover,
         "showlegend": legend,
         "legend": _LEGEND,
-        "xaxis": {"title": {"text": plain(x), "standoff": 8}, "automargin": "height"},
+        "xaxis": {
+            "title": {"text": plain(x), "standoff": 8},
+            "automargin": "height",
+            "autotickangles": [0, 90],  # an oblique text would end beyond a narrow chart
+        },
         "yaxis": {"title": {"text": plain(y)}},  # a margin that grew would change the legend's rows
     }
     for axis, settings in axes.items():
@@ -277,7 +289,12 @@ def _limits(matrices: Iterable[NDArray[Any]]) -> tuple[float, float]:
     return low, high if high > low else low + 1.0
 
 
-def _series_table(x: str, series: Sequence[Series]) -> Table:
+def _percent(columns: Sequence[str], unit: str) -> frozenset[str]:
+    """Return the columns, if their values are percentages."""
+    return frozenset(columns if unit.endswith("%") else ())
+
+
+def _series_table(x: str, y: str, series: Sequence[Series]) -> Table:
     """Return a row for each position, a column a series (and one for its spread)."""
     places = list(dict.fromkeys(v for one in series for v in one.x))
     if all(isinstance(v, int | float) for v in places):
@@ -291,16 +308,18 @@ def _series_table(x: str, series: Sequence[Series]) -> Table:
             columns.append(f"{one.name}, spread")
             cells.append(dict(zip(one.x, one.spread, strict=True)))
     rows = [(place, *(column.get(place) for column in cells)) for place in places]
-    return Table(tuple(columns), tuple(rows))
+    return Table(tuple(columns), tuple(rows), _percent(columns[1:], y))
 
 
 def _matrix_table(
-    corner: str, columns: Sequence[Any], rows: Sequence[Any], values: NDArray[Any]
+    corner: str, columns: Sequence[Any], rows: Sequence[Any], unit: str, values: NDArray[Any]
 ) -> Table:
     whole = bool((np.isnan(values) | (values == np.rint(values))).all())
     cells = [[int(v) if whole and not math.isnan(v) else v for v in row] for row in values.tolist()]
     named = zip(rows, cells, strict=True)
-    return Table((corner, *map(str, columns)), tuple((str(row), *cells) for row, cells in named))
+    titles = [str(column) for column in columns]
+    filled = tuple((str(row), *cells) for row, cells in named)
+    return Table((corner, *titles), filled, _percent(titles, unit))
 
 
 __all__ = [

@@ -24,7 +24,10 @@ _TINY = [
 
 
 def doctor(overrides: Overrides = None) -> None:
-    """Look at this machine and Ray as a run of these settings would, and run a short test."""
+    """Look at this machine and Ray as a run of these settings would, and run a short test.
+
+    The test takes about 10 seconds on an idle machine.
+    """
     raise typer.Exit(guarded(lambda: _doctor(overrides or [])))
 
 
@@ -45,7 +48,8 @@ def _doctor(words: list[str]) -> None:
     if problems:
         raise ClusterError(f"{problems} problem{'s' * (problems > 1)}, see above")
     warnings = states.count(State.DOUBTFUL)
-    console.print("all is well" if not warnings else f"runs will work; {warnings} warnings")
+    told = f"runs will work; {warnings} warning{'s' * (warnings > 1)}"
+    console.print(told if warnings else "all is well")
 
 
 def _all(config: RunConfig, words: list[str]) -> Iterator[Finding]:

@@ -11,8 +11,13 @@ from raysim.exits import guarded
 from raysim.run import method_table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from raysim.chart import Table
     from raysim.compare import Comparison
     from raysim.record import Record
+
+_ENDLESS = 100_000  # columns: a file or pipe is given whole lines
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories.")]
 
@@ -59,7 +64,7 @@ def _compare(folders: list[Path], formats: list[str], *, anyway: bool) -> None:
 
     from raysim.compare import compare as compared
     from raysim.errors import ConfigError
-    from raysim.table_text import as_csv, joined, latex, markdown
+    from raysim.table_text import as_csv
 
     if len(formats) > 1:
         raise ConfigError("--markdown, --latex and --csv exclude each other")
@@ -71,24 +76,65 @@ def _compare(folders: list[Path], formats: list[str], *, anyway: bool) -> None:
     if formats == ["csv"]:
         sys.stdout.write(as_csv(found.figures))
     else:
-        written = markdown if formats == ["md"] else latex
-        sys.stdout.write(written(joined(found.figures)))
+        sys.stdout.write(_as_markdown(found) if formats == ["md"] else _as_latex(found))
+
+
+def _as_markdown(found: Comparison) -> str:
+    from raysim.table_text import joined, markdown
+
+    parts = [markdown(joined(found.figures))]
+    if found.differences is not None:
+        parts.append(f"Settings that differ:\n\n{markdown(found.differences)}")
+    parts.append("".join(f"- {line}\n" for line in found.notes))
+    return "\n".join(parts)
+
+
+def _as_latex(found: Comparison) -> str:
+    from raysim.table_text import joined, latex
+
+    told = list(found.notes)
+    if found.differences is not None:
+        rows = (found.differences.columns, *found.differences.shown())
+        told += ["settings that differ:", *(" | ".join(row) for row in rows)]
+    comments = (f"% {line}\n" for text in told for line in text.splitlines())
+    return latex(joined(found.figures)) + "".join(comments)
 
 
 def _show(found: Comparison) -> None:
     from raysim.progress import plain_console
-    from raysim.table_text import joined, rich_table, transposed
+    from raysim.table_text import joined, letters, renamed, rich_table, transposed
 
     console = plain_console()
+    tables = {"figures": transposed(joined(found.figures))}
+    if found.differences is not None:
+        tables = {"settings that differ": found.differences} | tables
     for line in found.warnings:
         console.print(f"Warning: {line}", soft_wrap=True)
-    if found.differences is not None:
-        console.print(rich_table(found.differences, "settings that differ"))
-    else:
+    if not all(_fits(console, table) for table in tables.values()):
+        short = letters([group.name for group in found.groups])
+        tables = {title: renamed(table, short) for title, table in tables.items()}
+        for name, letter in short.items():
+            console.print(f"{letter}: {name}", soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _ENDLESS
+    if found.differences is None:
         console.print("The settings differ in nothing but the seed.")
-    console.print(rich_table(transposed(joined(found.figures)), "figures"))
+    for title, table in tables.items():
+        console.print(rich_table(table, title))
     for line in found.notes:
         console.print(line, soft_wrap=True)
+
+
+def _fits(console: Console, table: Table) -> bool:
+    """Return whether a table needs no more columns than the terminal has, or 80 without one."""
+    from raysim.table_text import rich_table
+
+    return (
+        console.measure(
+            rich_table(table), options=console.options.update(max_width=_ENDLESS)
+        ).maximum
+        <= console.width
+    )
 
 
 def _read(folders: list[Path]) -> list[Record]:

@@ -4,6 +4,7 @@ Runs of equal settings but for the seed are one group; a row of the comparison i
 """
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from raysim.record import Record
 
 _NOT_COMPARED = ("seed", "execution", "output")
 _DEALING = ("name", "clients", "partition", "split", "unseen", "classes")
+_COUNTS = {"MB up": "bytes_up", "parameters": "params_sliced", "multiply-adds": "flops_sliced"}
 _MEGA = 1e6
 
 
@@ -68,18 +70,18 @@ def compare(runs: Sequence[Record], *, anyway: bool = False) -> Comparison:
 
     Args:
         runs: finished ones, at least two.
-        anyway: compare runs of different data or partitions too, with a warning.
+        anyway: compare runs of different data or partitions too, with a warning and no p-values.
 
     Raises:
-        RecordError: a run is not finished, or stands there twice; or data or partitions differ.
+        RecordError: a run has not ended, or stands there twice; or data or partitions differ.
     """
     if len(runs) < 2:
         raise RecordError("a comparison takes two runs or more")
     for run in runs:
         if not run.is_done:
             raise RecordError(
-                f"{run.folder} is {run.summary['status']}: finish it (raysim resume) or leave it "
-                "out"
+                f"{run.folder} has not ended ({run.summary['status']}): if it is not running, go "
+                f"on with `raysim resume {shlex.quote(str(run.folder))}`; or leave it out"
             )
     warnings = _data_differences(runs)
     if warnings and not anyway:
@@ -94,8 +96,9 @@ def compare(runs: Sequence[Record], *, anyway: bool = False) -> Comparison:
 def p_value(ours: Mapping[int, float], base: Mapping[int, float]) -> tuple[float, str] | None:
     """Return the two-sided p-value of a difference of means over seeds, and the test.
 
-    Runs of equal seeds have equal partitions and initial weights, so they are paired where at least
-    two seeds are shared (t-test of the differences); else Welch's t-test takes them as independent.
+    The data must be the same: runs of equal seeds then have equal partitions and initial weights,
+    so they are paired where at least two seeds are shared (t-test of the differences); else Welch's
+    t-test takes them as independent.
 
     Args:
         ours: a figure by seed.
@@ -205,7 +208,7 @@ def _figures(groups: Sequence[Group]) -> tuple[Table, list[str]]:
         **{name: f"domains.{name}" for name in domains},
         **{"AVG": "avg", "STD": "std", "AVG of last": "last.avg", "STD of last": "last.std"},
         **{"personal AVG": "personal.avg", "personal STD": "personal.std"},
-        **{"MB up": "bytes_up", "parameters": "params_sliced", "multiply-adds": "flops_sliced"},
+        **_COUNTS,
     }
     several = any(len(group.runs) > 1 for group in groups)
     columns = ["run", "seeds"]
@@ -216,7 +219,7 @@ def _figures(groups: Sequence[Group]) -> tuple[Table, list[str]]:
             continue
         scale = _MEGA if name == "MB up" else 1
         columns.append(name)
-        varies = several and name not in ("MB up", "parameters", "multiply-adds")
+        varies = several and name not in _COUNTS
         if varies:
             columns.append(f"{name} ±")
         for row, values in zip(cells, found, strict=True):
@@ -226,17 +229,38 @@ def _figures(groups: Sequence[Group]) -> tuple[Table, list[str]]:
     notes = ["accuracy in percent after the last round; AVG and STD over domains"]
     if several:
         columns += ["p of AVG", "test"]
-        base = groups[0]
-        for row, group in zip(cells, groups, strict=True):
-            found_p = (
-                p_value(group.values("avg"), base.values("avg")) if group is not base else None
-            )
-            row += [found_p[0], found_p[1]] if found_p else [None, None]
-        notes.append("± is the standard deviation over seeds (ddof 1)")
-        notes.append(f"p: AVG against {base.name}, two-sided t-test over seeds, each by itself")
+        for row, tested in zip(cells, _tests(groups), strict=True):
+            row += tested or (None, None)
+        notes += _test_notes(groups)
     else:
         notes.append("one seed each: differences of a point or two mean nothing")
-    return Table(tuple(columns), tuple(map(tuple, cells))), notes
+    percent = frozenset(columns) - {*_COUNTS, "run", "seeds", "p of AVG", "test"}
+    return Table(tuple(columns), tuple(map(tuple, cells)), percent), notes
+
+
+def _tests(groups: Sequence[Group]) -> list[tuple[float, str] | None]:
+    """Return p of AVG and the test of each group against the first, where there can be one."""
+    base = groups[0]
+    return [
+        p_value(group.values("avg"), base.values("avg")) if _same_data(group, base) else None
+        for group in groups
+    ]
+
+
+def _test_notes(groups: Sequence[Group]) -> list[str]:
+    base = groups[0]
+    notes = [
+        "± is the standard deviation over seeds (ddof 1)",
+        f"p: AVG against {base.name}, two-sided t-test over seeds, each by itself",
+    ]
+    others = [group.name for group in groups if not _same_data(group, base)]
+    if others:
+        notes.append(f"no p for other data or partitions than {base.name}'s: {', '.join(others)}")
+    return notes
+
+
+def _same_data(group: Group, base: Group) -> bool:
+    return not _data_differences([*base.runs.values(), *group.runs.values()])
 
 
 def _mean(values: Sequence[float], scale: float) -> Cell:

@@ -1,5 +1,6 @@
 """What a machine needs for runs, looked at without starting one; each problem with its remedy."""
 
+import math
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ _GIB = 2**30
 _MIB = 2**20
 _LEAST_DISK = 2 * _GIB
 _LEAST_SHM = 256 * _MIB
-_LEAST_FILES = 4096
+_LEAST_FILES, _MANY_FILES = 4096, 65536
 _LONGEST_SOCKET = 107  # bytes of a Unix socket's path on Linux
 _SESSION = "ray/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 _LARGEST_PACKAGE = 512 * _MIB  # that Ray copies to a cluster as a working directory
@@ -92,11 +93,20 @@ def open_files() -> Finding:
         import resource
     except ImportError:  # Windows
         return Finding(what, "no limit known")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= _LEAST_FILES:
+    soft, hard = (
+        math.inf if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    if soft >= _LEAST_FILES:
         return Finding(what, f"{soft:,} may be open at once")
-    found = f"{soft:,} may be open at once, {hard:,} at most"
-    return Finding(what, found, State.DOUBTFUL, f"ulimit -n {min(hard, 65536)}")
+    found = f"{soft:,} may be open at once, {hard:,} at most; Ray wants {_LEAST_FILES:,} or more"
+    remedy = f"ulimit -n {min(hard, _MANY_FILES)}"
+    if hard < _LEAST_FILES:
+        remedy = (
+            "raise the hard limit, as the administrator: nofile in /etc/security/limits.conf, then "
+            f"log in anew; in a container: docker run --ulimit nofile={_MANY_FILES}"
+        )
+    return Finding(what, found, State.DOUBTFUL, remedy)
 
 
 def socket_path(folder: Path) -> Finding:
@@ -170,11 +180,17 @@ def _disk(what: str, folder: Path, remedy: str) -> Finding:
     there = next(
         parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists()
     )
-    if not os.access(there, os.W_OK | os.X_OK):
-        return Finding(what, f"{there} cannot be written", State.BAD, remedy)
+    try:
+        tempfile.TemporaryDirectory(dir=there).cleanup()  # access rights alone say little to root
+    except OSError as error:
+        found = f"nothing can be made in {there}: {error.strerror or error}"
+        return Finding(what, found, State.BAD, remedy)
     free = shutil.disk_usage(there).free
     found = f"{free / _GIB:,.1f} GiB free at {there}"
-    return Finding(what, found) if free >= _LEAST_DISK else Finding(what, found, State.BAD, remedy)
+    if free >= _LEAST_DISK:
+        return Finding(what, found)
+    wanted = f"{found}, less than the {_LEAST_DISK / _GIB:.0f} GiB that runs want"
+    return Finding(what, wanted, State.BAD, remedy)
 
 
 def _ray_folder() -> Path:

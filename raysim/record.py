@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.config import MethodTable, build_config
-from raysim.errors import RecordError
+from raysim.errors import ConfigError, RecordError
 from raysim.messages import JsonDict
 from raysim.results import ALL
 from raysim.watched import WatchedFiles
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from raysim.plots import Plots
 
 MAIN = "config.yaml"
+_NEEDED = ("seed", "rounds", "method.name", "data.name", "data.clients", "data.unseen")
+_REMEDY = "put a copy of the file back, or leave the run out"
 
 
 class Record:
@@ -47,7 +49,7 @@ class Record:
             methods: method classes by name.
 
         Raises:
-            RecordError: it is none, or nothing of it was saved.
+            RecordError: it is none, nothing of it was saved, or a file is damaged.
         """
         self.folder = folder.resolve()
         self._methods = methods
@@ -58,8 +60,8 @@ class Record:
                 f"{folder}: no round is saved yet; the first ones are after "
                 "output.checkpoint_every rounds, or at the run's end"
             )
-        self.config: JsonDict = parse_yaml((folder / MAIN).read_text(encoding="utf-8"), MAIN)
-        self.summary = _json(folder / "summary.json") or {"status": "unfinished"}
+        self.config = _config(folder / MAIN)
+        self.summary: JsonDict = {"status": "unfinished"} | _json(folder / "summary.json")
         self.environment = _json(folder / "environment.json")
         data = _json(folder / "data.json")
         self.domains: list[str] = data.get("domains", [])
@@ -181,14 +183,42 @@ class Record:
         return accuracy(model, self.settings())
 
 
+def _config(path: Path) -> JsonDict:
+    try:
+        found = _mapping(parse_yaml(path.read_text(encoding="utf-8"), MAIN), path)
+    except (UnicodeDecodeError, ConfigError) as error:
+        raise _damaged(path, error) from None
+    missing = [key for key in _NEEDED if not _has(found, key)]
+    if missing:
+        raise _damaged(path, f"it lacks {', '.join(missing)}")
+    return found
+
+
 def _json(path: Path) -> JsonDict:
     try:
-        found: JsonDict = json.loads(path.read_text(encoding="utf-8"))
+        return _mapping(json.loads(path.read_text(encoding="utf-8")), path)
     except OSError:
         return {}
     except ValueError as error:
-        raise RecordError(f"{path} is damaged: {error}") from None
+        raise _damaged(path, error) from None
+
+
+def _mapping(found: Any, path: Path) -> JsonDict:
+    if not isinstance(found, dict):
+        raise _damaged(path, "it holds no keys and values")
     return found
+
+
+def _has(tree: Any, key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(tree, dict) or part not in tree:
+            return False
+        tree = tree[part]
+    return True
+
+
+def _damaged(path: Path, why: object) -> RecordError:
+    return RecordError(f"{path} is damaged: {why}\n{_REMEDY}")
 
 
 def _table(path: Path) -> "DataFrame":

@@ -18,6 +18,7 @@ _COLUMNS = (
     *("run", "status", "method", "data", "seed", "rounds", "AVG", "STD", "AVG of last"),
     *("STD of last", "personal AVG", "MB up", "parameters", "s", "directory"),
 )
+_PERCENT = frozenset({"AVG", "STD", "AVG of last", "STD of last", "personal AVG"})
 
 
 def write_report(runs: Sequence[Record], path: Path) -> None:
@@ -52,8 +53,7 @@ def render_report(runs: Sequence[Record]) -> str:
 def _below(section: Section, prefix: str, name: str) -> Section:
     """Return a section of one run among several, with ids of its own."""
     charts = [replace(chart, name=f"{prefix}-{chart.name}") for chart in section.charts]
-    title = f"{name}: {section.title}"
-    return replace(section, name=f"{prefix}-{section.name}", title=title, charts=charts)
+    return replace(section, name=f"{prefix}-{section.name}", of=name, charts=charts)
 
 
 def _overview(runs: Sequence[Record]) -> Section:
@@ -68,7 +68,7 @@ def _overview(runs: Sequence[Record]) -> Section:
     text = (
         "" if _same_data(runs) else "The runs differ in data or partition: figures do not compare."
     )
-    tables = {"Runs": Table(_COLUMNS, rows)}
+    tables = {"Runs": Table(_COLUMNS, rows, _PERCENT)}
     return Section(name="runs", title="Runs", text=text, tables=tables, charts=charts)
 
 
@@ -171,7 +171,8 @@ def _accuracies(run: Record) -> dict[str, Table]:
     found = run.summary["domains"]
     row = ("global", *found.values(), run.summary["avg"], run.summary["std"])
     caption = f"Accuracy in percent after round {run.summary['rounds']}"
-    return {caption: Table(("model", *found, "AVG", "STD"), (row,))}
+    names = (*found, "AVG", "STD")
+    return {caption: Table(("model", *names), (row,), frozenset(names))}
 
 
 def _costs(run: Record) -> dict[str, Table]:

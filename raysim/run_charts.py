@@ -178,9 +178,12 @@ def ends(runs: Sequence[Record]) -> Chart:
 
 
 def names_of(runs: Sequence[Record]) -> list[str]:
-    """Return short names that differ: method and seed, else the directory's name."""
+    """Return short names that differ: method and seed, and the run's place if these are equal."""
     labels = [run.label for run in runs]
-    return [r.label if labels.count(r.label) == 1 else r.name for r in runs]
+    return [
+        label if labels.count(label) == 1 else f"{label} #{place}"
+        for place, label in enumerate(labels, 1)
+    ]
 
 
 def _part(phase: str, what: str) -> str:

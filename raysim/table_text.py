@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
 from raysim.chart import Table, shown
@@ -19,12 +20,12 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 
 def rich_table(table: Table, title: str = "") -> "RichTable":
-    """Return a table for a terminal."""
+    """Return a table for a terminal; where it is too narrow, cells go on in the next line."""
     from rich.table import Table as RichTable
 
     found = RichTable(title=title or None)
     for number, column in enumerate(table.columns):
-        found.add_column(column, justify="right" if number else "left")
+        found.add_column(column, justify="right" if number else "left", overflow="fold")
     for row in table.shown():
         found.add_row(*row)
     return found
@@ -61,6 +62,18 @@ def joined(table: Table) -> Table:
     return Table(tuple(table.columns[i] for i in keep), rows)
 
 
+def letters(names: Sequence[str]) -> dict[str, str]:
+    """Return a short name for each name: A, B, ... Z, AA, AB, ..."""
+    pairs = (first + second for first in ascii_uppercase for second in ascii_uppercase)
+    return dict(zip(names, (*ascii_uppercase, *pairs), strict=False))
+
+
+def renamed(table: Table, names: Mapping[str, str]) -> Table:
+    """Return the table with other headings, where the mapping has some."""
+    columns = tuple(names.get(column, column) for column in table.columns)
+    return Table(columns, table.rows, frozenset(names.get(c, c) for c in table.percent))
+
+
 def transposed(table: Table) -> Table:
     """Return the table with rows and columns exchanged; cells become text."""
     first, *others = zip(table.columns, *table.shown(), strict=True)
@@ -70,8 +83,9 @@ def transposed(table: Table) -> Table:
 def _with_spread(table: Table, row: Sequence[str | int | float | None], at: int) -> str:
     after = at + 1
     has = after < len(row) and table.columns[after] == f"{table.columns[at]} ±"
-    spread = f" ± {shown(row[after])}" if has and row[after] is not None else ""
-    return shown(row[at]) + spread
+    percent = table.columns[at] in table.percent
+    spread = f" ± {shown(row[after], percent=percent)}" if has and row[after] is not None else ""
+    return shown(row[at], percent=percent) + spread
 
 
 def _piped(cells: Sequence[str]) -> list[str]:

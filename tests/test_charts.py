@@ -121,6 +121,38 @@ def test_notebooks_get_plotly_figures() -> None:
         assert figure.layout.title.text == chart.title
 
 
+def test_percentages_have_two_decimals_everywhere() -> None:
+    table = Table(
+        ("run", "STD", "p"), (("a", 0.4991, 0.4991), ("b", 12.5, None)), frozenset({"STD"})
+    )
+    assert table.shown() == [["a", "0.50", "0.4991"], ["b", "12.50", ""]]
+    chart = lines("n", "t", "s", [Series("a", [1], [0.4991])], x="round", y="STD, %")
+    assert chart.table.shown() == [["1", "0.50"]]
+    grid = {"columns": ["u"], "rows": ["v"], "x": "x", "y": "y"}
+    assert heat_map("n", "t", "s", [[0.25]], **grid, value="share, %").table.shown() == [  # type: ignore[arg-type]
+        ["v", "0.25"]
+    ]
+
+
+def test_narrow_charts_cut_nothing(tmp_path: Path) -> None:
+    layers = [f"stages.{i}.0.conv1" for i in range(4)]
+    grid: dict[str, Any] = {"columns": layers, "rows": DOMAINS, "x": "layer", "y": "domain"}
+    values = np.linspace(0.25, 25.6, 16).reshape(4, 4)
+    chart = heat_map(
+        "importance", "Importance", "Of.", values, **grid, value="importance over mean"
+    )
+    path = tmp_path / "page.html"
+    path.write_text(page_of("Narrow", [Section(name="a", title="A", charts=[chart])]), "utf-8")
+    with browser() as chromium, opened(chromium, path, width=400) as page:
+        plot, title = (page.locator(s).bounding_box() for s in (".plot", ".xtitle"))
+        for tick in page.locator(".xtick text").all():
+            box = tick.bounding_box()
+            assert box["x"] + box["width"] <= plot["x"] + plot["width"]
+            assert box["y"] + box["height"] <= title["y"] + 2  # a text's box is somewhat large
+        tops = {page.locator(".scale bdi").nth(i).bounding_box()["y"] for i in (0, 1)}
+        assert len(tops) == 1
+
+
 def test_a_browser_draws_every_kind(tmp_path: Path) -> None:
     path = write_page(tmp_path)
     with browser() as chromium:
@@ -135,6 +167,12 @@ def test_a_browser_draws_every_kind(tmp_path: Path) -> None:
 
 
 def _check_keys(page: Any) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.hash") == "#main"
+    page.keyboard.press("Enter")
+    assert page.evaluate("() => document.activeElement.id") == "main"
+    stops = "() => [...document.querySelectorAll('.modebar-btn')].map((b) => b.tabIndex)"
+    assert set(page.evaluate(stops)) == {-1}
     page.focus("#accuracy .plot")
     for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
         page.keyboard.press(key)

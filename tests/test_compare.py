@@ -17,7 +17,16 @@ from raysim.cli import app
 from raysim.compare import compare, p_value
 from raysim.errors import RecordError
 from raysim.record import Record
-from raysim.table_text import as_csv, joined, latex, markdown, transposed
+from raysim.table_text import (
+    as_csv,
+    joined,
+    latex,
+    letters,
+    markdown,
+    renamed,
+    rich_table,
+    transposed,
+)
 
 Finished = tuple[Path, CompletedProcess[str]]
 
@@ -99,12 +108,21 @@ def test_other_data_or_partitions_are_never_compared_silently(make: Any) -> None
     assert "dealt otherwise" in compare(records(a, dealt), anyway=True).warnings[0]
 
 
+def test_seeds_of_other_partitions_are_no_pairs(make: Any) -> None:
+    base = [make(f"a{s}", 80.0 + s, seed=s) for s in (0, 1, 2)]
+    other = [make(f"b{s}", 84.0 + 2 * s, seed=s, data__clients=7) for s in (0, 1, 2)]
+    found = compare(records(*base, *other), anyway=True)
+    assert column(found.figures, "p of AVG") == [None, None]
+    assert any(line.startswith("no p for other data") for line in found.notes)
+
+
 def test_runs_that_are_not_done_or_stand_there_twice_are_named(make: Any) -> None:
     a, b = make("a", 80.0), make("b", 81.0)
     with pytest.raises(RecordError, match="the same experiment: leave one out"):
         compare(records(a, b))
     (b / "summary.json").write_text('{"status": "interrupted"}')
-    with pytest.raises(RecordError, match=r"b is interrupted: finish it \(raysim resume\)"):
+    told = r"b has not ended \(interrupted\): if it is not running, .*`raysim resume .*b`; or leave"
+    with pytest.raises(RecordError, match=told):
         compare(records(a, b))
     with pytest.raises(RecordError, match="two runs or more"):
         compare(records(a))
@@ -131,6 +149,40 @@ def test_the_command_writes_all_formats(make: Any) -> None:
         assert word in CliRunner().invoke(app, ["compare", flag, *folders]).output
     both = CliRunner().invoke(app, ["compare", "--csv", "--latex", *folders])
     assert both.exit_code == 2
+
+
+def test_a_pipe_is_given_whole_names_and_papers_what_differs(make: Any) -> None:
+    much = {f"local__{key}": value for key, value in
+            {"lr": 0.123456789, "momentum": 0.987654321, "batch_size": 12345}.items()}  # fmt: skip
+    folders = [str(make("a", 80.0)), str(make("b", 0.4991, rounds=7, **much))]
+    shown = CliRunner().invoke(app, ["compare", *folders]).output
+    for word in ("local.batch_size", "0.123456789", "multiply-adds", "A: fedfip local.batch_size="):
+        assert word in shown
+    assert "…" not in shown
+    paper = CliRunner().invoke(app, ["compare", "--latex", *folders]).output
+    assert "% one seed each" in paper
+    assert "% local.lr | 0.1" in paper
+    assert " & 0.50 & " in paper
+    text = CliRunner().invoke(app, ["compare", "--markdown", *folders]).output
+    assert "\n- one seed each" in text
+    assert "| local.momentum | " in text
+
+
+def test_a_narrow_terminal_folds_what_it_cannot_hold() -> None:
+    from rich.console import Console
+
+    console = Console(width=30, force_terminal=True, color_system=None)
+    with console.capture() as caught:
+        console.print(rich_table(Table(("setting", "A"), (("data." + "x" * 40, "y" * 40),))))
+    assert "…" not in caught.get()
+    assert caught.get().count("x") == caught.get().count("y") == 40
+
+
+def test_letters_stand_for_names() -> None:
+    found = letters([f"run {i}" for i in range(28)])
+    assert [found["run 0"], found["run 25"], found["run 27"]] == ["A", "Z", "AB"]
+    table = renamed(Table(("setting", "run 0"), (("a", 0.5),), frozenset({"run 0"})), found)
+    assert (table.columns, table.shown()) == (("setting", "A"), [["a", "0.50"]])
 
 
 def test_tables_as_text() -> None:

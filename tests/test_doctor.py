@@ -7,10 +7,13 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from cluster.checkup import _hosts
+from cluster.rooms import Node
 from raysim import doctor
 from raysim.cli import app
 from raysim.doctor import State, machine_checks, open_files, shared_memory, socket_path
 from raysim.errors import failure, remedy
+from raysim.run import read_config
 from tests.toy import environment
 
 RAYSIM = str(Path(sys.executable).with_name("raysim"))
@@ -24,9 +27,21 @@ def test_every_check_says_what_it_found_and_what_to_do(tmp_path: Path) -> None:
 
 
 def test_few_open_files_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    for hard, most in ((10_000, 10_000), (1 << 20, 65536), (resource.RLIM_INFINITY, 65536)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, hard=hard: (256, hard))
+        found = open_files()
+        assert (found.state, found.remedy) == (State.DOUBTFUL, f"ulimit -n {most}")
+
+
+def test_a_hard_limit_of_few_files_is_what_has_to_be_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 1024))
     found = open_files()
-    assert (found.state, found.remedy) == (State.DOUBTFUL, "ulimit -n 1024")
+    assert found.state is State.DOUBTFUL
+    assert "ulimit -n" not in found.remedy
+    assert "limits.conf" in found.remedy
+    assert "docker run --ulimit nofile=65536" in found.remedy
 
 
 def test_long_socket_paths_are_refused_before_ray_does() -> None:
@@ -48,9 +63,13 @@ def test_a_full_or_closed_disk_is_a_problem(
 ) -> None:
     assert doctor._disk("disk", tmp_path / "new" / "folder", "").state is State.GOOD
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
-    assert doctor._disk("disk", tmp_path, "another").state is State.BAD
-    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
-    assert "cannot be written" in doctor._disk("disk", tmp_path, "another").found
+    full = doctor._disk("disk", tmp_path, "another")
+    assert full.state is State.BAD
+    assert "less than the 2 GiB" in full.found
+    closed = doctor._disk("disk", Path("/proc/none"), "another")
+    assert closed.state is State.BAD
+    assert "nothing can be made in /proc: " in closed.found
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_large_working_directories_name_what_is_large(
@@ -73,6 +92,12 @@ def test_an_in_process_self_test_gives_equal_bits() -> None:
     assert "self-test: a round with and without Ray gives equal bits" in done.output
 
 
+def test_one_client_is_one() -> None:
+    config = read_config(["data=digits_mini", "data.clients=1"])
+    node = Node("n", "127.0.0.1", {"CPU": 2.0}, {"CPU": 2.0})
+    assert _hosts(config, [node]).found.startswith("1 for 1 client, ")
+
+
 @pytest.mark.slow
 def test_the_command_starts_ray_and_sees_what_hosts_would_be() -> None:
     done = subprocess.run([RAYSIM, "doctor"], capture_output=True, text=True, timeout=120)
@@ -87,6 +112,7 @@ def test_a_cluster_that_does_not_answer_is_a_problem() -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment())
     assert done.returncode == 2
     assert "problem  Ray: no Ray cluster answers at 127.0.0.1:9" in done.stdout
+    assert "\n         -> start one with `ray start --head`" in done.stdout
 
 
 @pytest.mark.parametrize(

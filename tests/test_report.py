@@ -63,6 +63,31 @@ def test_what_is_no_run_is_refused_with_its_name(tmp_path: Path) -> None:
     assert shown.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("config.yaml", b"", "no keys and values"),
+        ("config.yaml", b"\x1f\x8b\xff\x00", "utf-8"),
+        ("config.yaml", b"seed: 0\nrounds: 3\nmethod:\n  name: fedavg\n", "lacks data.name"),
+        ("config.yaml", b"seed: [", "not valid YAML"),
+        ("summary.json", b"[]", "no keys and values"),
+        ("data.json", b"7", "no keys and values"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_folder(
+    finished: Finished, tmp_path: Path, name: str, content: bytes, why: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    (run / name).write_bytes(content)
+    for command in (["report"], ["compare", str(finished[0])]):
+        done = CliRunner().invoke(app, [*command, str(run)])
+        assert done.exit_code == 2, done.output
+        assert f"{run / name} is damaged: " in done.output
+        assert why in done.output
+        assert "leave the run out" in done.output
+
+
 def test_charts_hold_the_figures_of_the_tables(finished: Finished) -> None:
     run = Record(finished[0], METHODS)
     domains = run_charts.domains(run).table
@@ -129,6 +154,14 @@ def test_several_runs_share_a_page_that_says_if_their_data_differ(
     assert "The runs differ in data or partition" in page
     assert 'id="run1-mask"' in page
     assert 'id="run2-attention"' in page
+    assert '<a href="#run1-summary">Summary</a>' in page
+    assert page.index("<bdi>fedfip s0</bdi>:</li>") < page.index('href="#run1-summary"')
+    assert page.index('href="#run1-summary"') < page.index("<bdi>fdse s0</bdi>:</li>")
+
+
+def test_runs_of_equal_labels_are_numbered(finished: Finished, fdse: Path) -> None:
+    runs = [Record(folder, METHODS) for folder in (finished[0], fdse, finished[0])]
+    assert run_charts.names_of(runs) == ["fedfip s0 #1", "fdse s0", "fedfip s0 #3"]
 
 
 def test_a_report_that_cannot_be_written_is_the_users_to_mend(finished: Finished) -> None:

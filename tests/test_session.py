@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from cluster.executor import RayExecutor
-from cluster.session import _probe, session
+from cluster.session import _join, _probe, session
 from raysim.errors import ClusterError
 from raysim.execution import ExecutionSettings
 from tests.toy import CLI, ROOT, bits_of, dealt, only_run, run_command, toy_config
@@ -28,7 +28,7 @@ def dead_address() -> str:
 
 def test_a_dead_address_is_refused_at_once() -> None:
     started = time.perf_counter()
-    with pytest.raises(ClusterError, match=r"no Ray cluster answers.*ray start --head"):
+    with pytest.raises(ClusterError, match=r"no Ray cluster answers.*\n.*ray start --head"):
         _probe(dead_address())
     assert time.perf_counter() - started < 5
 
@@ -52,6 +52,18 @@ def test_the_ray_client_is_not_supported() -> None:
     done = run_command("execution.address=ray://127.0.0.1:10001")
     assert done.returncode == 2
     assert "ray job submit" in done.stderr
+
+
+def test_what_is_no_ray_head_is_asked_after_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: object) -> None:
+        raise RuntimeError("Timed out while\nwaiting for GCS")
+
+    monkeypatch.setattr("cluster.session.ray.init", refused)
+    with pytest.raises(ClusterError) as caught:
+        _join("auto")
+    found, remedy = str(caught.value).split("\n")
+    assert found.endswith("at auto: Timed out while waiting for GCS")
+    assert remedy.startswith("is that the address of a Ray head")
 
 
 def test_too_many_hosts_are_refused_with_both_sides(local_ray: str) -> None:

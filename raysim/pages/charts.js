@@ -81,10 +81,17 @@
     });
   }
 
+  // The buttons are for the mouse: by keyboard they would be hundreds of stops on the way through.
+  function passOver(plot) {
+    for (const button of plot.querySelectorAll(".modebar-btn")) button.tabIndex = -1;
+  }
+
   async function draw(figure) {
     const { data, layout, frames } = JSON.parse(figure.querySelector("script").textContent);
     const plot = figure.querySelector(".plot");
     await Plotly.newPlot(plot, data, { ...layout, template: template() }, config);
+    passOver(plot);
+    plot.on("plotly_afterplot", () => passOver(plot));
     walk(plot, figure.querySelector("output"));
     slide(figure, plot, frames);
     plot.dataset.drawn = "yes";

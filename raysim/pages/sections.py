@@ -29,6 +29,7 @@ class Section:
         charts: drawings.
         facts: names and what they say.
         listings: preformatted texts by caption, folded.
+        of: what the section belongs to, if there are several such, e.g. a run's name.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Section:
     charts: Sequence[Chart] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     listings: Mapping[str, str] = field(default_factory=dict)
+    of: str = ""
 
 
 def page_of(title: str, sections: Sequence[Section]) -> str:
