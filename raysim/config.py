@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, PositiveInt, SerializeAsAny, ValidationError
+from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, ValidationError
 
 from raysim.data.partition_kinds import AnyPartition, DomainDirichlet
 from raysim.data.settings import DataSettings
@@ -84,10 +84,18 @@ class EvaluationSettings(Settings):
     """The summary's `last` is the mean of so many last evaluations."""
 
 
+def _no_uri(value: Any) -> Any:
+    if "://" in str(value):
+        raise ConfigError(
+            f"output.dir={value}: a path is needed: mount the store, or copy run directories there"
+        )
+    return value
+
+
 class OutputSettings(Settings):
     """What is written, and where."""
 
-    dir: Path = Path("runs")
+    dir: Annotated[Path, BeforeValidator(_no_uri)] = Path("runs")
     """Folder that run directories are made in."""
     checkpoint_every: PositiveInt = 5
     """Rounds between two checkpoints; the last round is always saved."""

@@ -107,6 +107,7 @@ def test_another_method_drops_the_old_ones_keys() -> None:
         ("data.partition.alpa=1", ("data.partition.alpa", "'alpha'")),
         ("execution.host=2", ("execution.host", "'hosts'")),
         ("execution.backend=dask", ("execution.backend", "inprocess")),
+        ("output.dir=s3://bucket/runs", ("output.dir", "a path is needed", "s3://bucket/runs")),
         ("method.rho=0", ("method.rho", "(0", "1]", "0")),
         ("method.keep_ratio=1.5", ("method.keep_ratio", "(0", "1]", "1.5")),
         ("participation.fraction=2", ("participation.fraction", "(0", "1]", "2")),
