@@ -20,6 +20,9 @@ _NO_HEAD = (
     "is that the address of a Ray head (6379 is its usual port)? If it is, set RAY_AUTH_MODE "
     "(token or disabled) as it was for `ray start`"
 )
+# How HTTP/2, and so Ray's gRPC, begins: both sides send a frame of settings (RFC 9113, 3.4).
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_FRAME, _SETTINGS = 9, b"\4"
 # One for the process: Ray caches the first token it sees.
 _TOKEN = secrets.token_hex(32)
 _beginning: Future[str] | None = None
@@ -155,12 +158,20 @@ def _probe(address: str) -> None:
     if not port.isdigit():
         return  # "auto" and the like
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=3) as connection:
+            connection.sendall(_HELLO)
+            answer = connection.recv(_FRAME, socket.MSG_WAITALL)
     except OSError as error:
         raise ClusterError(
             f"no Ray cluster answers at {address} ({error})\nstart one with `ray start --head`, "
             "or unset RAY_ADDRESS and execution.address to use a local one"
         ) from None
+    secured = os.environ.get("RAY_USE_TLS", "0") not in ("", "0")
+    if not secured and answer[3:4] != _SETTINGS:
+        raise ClusterError(
+            f"what answers at {address} is no Ray head\n{_NO_HEAD}; "
+            "the dashboard's port is for raysim submit"
+        )
 
 
 def _restore(environment: Mapping[str, str]) -> None:

@@ -5,8 +5,10 @@ import socket
 import subprocess
 import sys
 import time
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from subprocess import CompletedProcess
+from threading import Thread
 
 import pytest
 
@@ -31,6 +33,17 @@ def test_a_dead_address_is_refused_at_once() -> None:
     with pytest.raises(ClusterError, match=r"no Ray cluster answers.*\n.*ray start --head"):
         _probe(dead_address())
     assert time.perf_counter() - started < 5
+
+
+def test_a_server_that_is_no_ray_head_is_told_at_once() -> None:
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(ClusterError, match=r"no Ray head\n.*6379.*raysim submit"):
+            _probe(f"127.0.0.1:{server.server_port}")
+
+
+def test_a_ray_head_is_one(local_ray: str) -> None:
+    _probe(local_ray)
 
 
 @pytest.mark.parametrize("way", ["execution.address", "RAY_ADDRESS"])
