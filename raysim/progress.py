@@ -101,7 +101,7 @@ class Lines(Silent):
 
     def on_start(self, folder: Path) -> None:
         """Write where the run lies."""
-        self._console.print(f"run directory: {folder}", soft_wrap=True)
+        self._console.print(f"writing to {folder}", soft_wrap=True)
 
     def on_round(self, summary: RoundSummary) -> None:
         """Write a line."""

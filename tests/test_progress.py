@@ -54,12 +54,14 @@ def test_logs_get_a_plain_line_a_round_and_a_table() -> None:
     shown = console(terminal=False)
     with display(shown, 3, 0) as progress:
         assert type(progress) is Lines
+        progress.on_start(Path("/runs/a"))
         progress.on_round(after(1))
         progress.on_notice("a host was lost")
     progress.on_end(SUMMARY, Path("/runs/a"))
     lines = text_of(shown).splitlines()
-    assert lines[0].startswith("round 1/3  10 clients  loss 0.500  AVG 90.00")
-    assert lines[1] == "a host was lost"
+    assert lines[0] == "writing to /runs/a"
+    assert lines[1].startswith("round 1/3  10 clients  loss 0.500  AVG 90.00")
+    assert lines[2] == "a host was lost"
     assert lines[-1] == "run directory: /runs/a"
 
 
