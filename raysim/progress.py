@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from raysim.config import RunConfig
     from raysim.federation import RoundSummary
     from raysim.messages import JsonDict
 
@@ -28,6 +29,27 @@ if TYPE_CHECKING:
 def plain_console(*, quiet: bool = False) -> Console:
     """Return a console that shows names from files as they are, brackets and colons too."""
     return Console(highlight=False, markup=False, emoji=False, quiet=quiet)
+
+
+def tell_ready(
+    console: Console, config: RunConfig, dataset: str, where: str, seconds: float
+) -> None:
+    """Say what is about to run, and what a person should know of its settings.
+
+    Args:
+        console: where to.
+        config: the run.
+        dataset: name of its data.
+        where: hosts and cluster in words.
+        seconds: that getting ready has taken.
+    """
+    from raysim.skeleton import method_of
+
+    clients = f"{config.data.clients} client{'s' if config.data.clients > 1 else ''}"
+    what = f"{config.method.label} on {dataset}: {clients}, {where}"
+    console.print(f"{what}, ready in {seconds:.1f} s", soft_wrap=True)
+    for text in method_of(config).remarks(config.rounds):
+        console.print(text, soft_wrap=True)
 
 
 class Display(Protocol):

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from raysim.checkpoint import Checkpoint, latest_checkpoint
 from raysim.config import RunConfig, changed_keys
+from raysim.data.datasets import Dataset
+from raysim.data.shards import Partition
 from raysim.errors import Interrupted, ResumeError
 from raysim.federation import Federation
+from raysim.folder import prepare_folder
 from raysim.results import write_json
 
 
@@ -65,6 +68,33 @@ def check_same_experiment(
             f"not as in {folder}: {', '.join(changed)}. Resuming would mix two experiments: start "
             "a new run for other values; rounds, execution.* and most of output.* may change"
         )
+
+
+def run_folder(
+    config: RunConfig,
+    dataset: Dataset,
+    partition: Partition,
+    folder: Path | None,
+    checkpoint: Checkpoint | None,
+) -> Path:
+    """Return the run directory: a new one, or that of the run that goes on, if it is the same.
+
+    Args:
+        config: the run.
+        dataset: its data.
+        partition: who holds which examples.
+        folder: the run directory; None for a new one below `output.dir`.
+        checkpoint: where the run goes on from; None for a new run.
+
+    Raises:
+        ConfigError: the output folder cannot be written.
+        ResumeError: see `check_same_experiment`.
+    """
+    if checkpoint is None:
+        return prepare_folder(config, dataset, partition, folder)
+    assert folder is not None, "a checkpoint lies in a run directory"
+    check_same_experiment(config, dataset.sha256, partition.digest(), folder, checkpoint)
+    return folder.resolve()
 
 
 def how_to_resume(folder: Path, saved: int, rounds: int) -> str:

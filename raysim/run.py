@@ -219,21 +219,14 @@ def opened(
         UserError: data, cluster or output directory are not as the config needs them.
     """
     from raysim import folder as folders
-    from raysim.federation import Federation
-    from raysim.resuming import check_same_experiment
-    from raysim.skeleton import method_of
+    from raysim.progress import tell_ready
+    from raysim.resuming import run_folder
     from raysim.trackers import tracking
 
     started = time.perf_counter()
     folders.check_output(config.output.dir)
     on_hosts, dataset, partition = open_data(config, console)
-    sums = dataset.sha256, partition.digest()
-    if checkpoint is None:
-        folder = folders.prepare_folder(config, dataset, partition, folder)
-    else:
-        assert folder is not None, "a checkpoint lies in a run directory"
-        check_same_experiment(config, *sums, folder, checkpoint)
-        folder = folder.resolve()
+    folder = run_folder(config, dataset, partition, folder, checkpoint)
     with ExitStack() as stack:
         stack.enter_context(folders.sole_use(folder))
         with folders.kept_if_started(folder, new=checkpoint is None):
@@ -243,27 +236,38 @@ def opened(
             stack.enter_context(closing(executor))
             done = checkpoint.round if checkpoint else 0
             trackers = stack.enter_context(tracking(config, folder, done, _say(console)))
-        folders.write_environment(folder, *sums, executor.description)
-        clients = f"{config.data.clients} client{'s' if config.data.clients > 1 else ''}"
-        console.print(
-            f"{config.method.label} on {dataset.name}: {clients}, "
-            f"{executor.description}, ready in {time.perf_counter() - started:.1f} s",
-            soft_wrap=True,
+        folders.write_environment(folder, dataset.sha256, partition.digest(), executor.description)
+        seconds = time.perf_counter() - started
+        tell_ready(console, config, dataset.name, executor.description, seconds)
+        yield _federation(
+            config, executor, folder, dataset, partition, (*observers, trackers), signals
         )
-        for text in method_of(config).remarks(config.rounds):
-            console.print(text, soft_wrap=True)
-        yield Federation(
-            config,
-            executor,
-            folder,
-            domains=dataset.domains,
-            held_out=_held_out(dataset),
-            unseen=partition.unseen(dataset.domains),
-            observers=(*observers, trackers),
-            signals=signals,
-            partition_sha256=sums[1],
-            data_sha256=sums[0],
-        )
+
+
+def _federation(
+    config: RunConfig,
+    executor: Executor,
+    folder: Path,
+    dataset: Dataset,
+    partition: Partition,
+    observers: Sequence[Observer],
+    signals: Signals,
+) -> Federation:
+    """Return the round loop of a run."""
+    from raysim.federation import Federation
+
+    return Federation(
+        config,
+        executor,
+        folder,
+        domains=dataset.domains,
+        held_out=_held_out(dataset),
+        unseen=partition.unseen(dataset.domains),
+        observers=observers,
+        signals=signals,
+        partition_sha256=partition.digest(),
+        data_sha256=dataset.sha256,
+    )
 
 
 def _held_out(dataset: Dataset) -> dict[str, list[int]]:

@@ -23,7 +23,7 @@ from raysim.config import load_config
 from raysim.errors import UserError
 from raysim.execution import ExecutionSettings
 from tests.killing import Nodes
-from tests.toy import LONG, ROOT, TOY, command, dealt, environment, only_run
+from tests.toy import LONG, ROOT, TOY, bits_of, command, dealt, environment, only_run
 
 NAME = "node-name"
 """Label that names a node of a test."""
@@ -68,6 +68,12 @@ def summary_of(folder: Path) -> dict[str, Any]:
     """Return the summary of the one run in an output folder."""
     found: dict[str, Any] = json.loads((only_run(folder) / "summary.json").read_text())
     return found
+
+
+def assert_undisturbed(folder: Path, quiet: Path) -> None:
+    """The one run in an output folder lost nothing, and has the bits of a run without a cluster."""
+    assert summary_of(folder)["recoveries"] == 0
+    assert bits_of(only_run(folder)) == bits_of(quiet)
 
 
 def hosts_by_node(nodes: Nodes, *cases: Sequence[str]) -> list[dict[str, int] | str]:

@@ -46,19 +46,19 @@ def local_ray() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
     """An unbroken run of the command line: its directory, status and output."""
-    folder = tmp_path_factory.mktemp("finished")
-    done = run_command(*CLI, INPROCESS, f"output.dir={folder}")
-    assert done.returncode == 0, done.stderr
-    return only_run(folder), done
+    return _unbroken(tmp_path_factory.mktemp("finished"), CLI)
 
 
 @pytest.fixture(scope="session")
 def quiet_long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the undisturbed long run in this process."""
-    folder = tmp_path_factory.mktemp("quiet")
-    done = run_command(*LONG, INPROCESS, f"output.dir={folder}")
+    return _unbroken(tmp_path_factory.mktemp("quiet"), LONG)[0]
+
+
+def _unbroken(folder: Path, words: list[str]) -> tuple[Path, CompletedProcess[str]]:
+    done = run_command(*words, INPROCESS, f"output.dir={folder}")
     assert done.returncode == 0, done.stderr
-    return only_run(folder)
+    return only_run(folder), done
 
 
 @pytest.fixture(scope="module")

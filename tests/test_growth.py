@@ -13,7 +13,7 @@ from cluster.executor import RayExecutor
 from cluster.patience import Member
 from raysim.errors import DataError
 from raysim.execution import ExecutionSettings
-from tests.clusters import running, summary_of
+from tests.clusters import assert_undisturbed, running
 from tests.killing import (
     Nodes,
     before,
@@ -133,8 +133,7 @@ def test_new_nodes_are_taken_in(nodes: Nodes, quiet_long: Path, tmp_path: Path) 
         told = "".join(until("^run directory"))
     assert re.search(r"^host 1 \(pid \d+ on .*\) has joined: 2 hosts now$", told, re.MULTILINE)
     assert re.search(r"^host 2 \(pid \d+ on .*\) has joined: 3 hosts now$", told, re.MULTILINE)
-    assert summary_of(tmp_path)["recoveries"] == 0
-    assert bits_of(only_run(tmp_path)) == bits_of(quiet_long)
+    assert_undisturbed(tmp_path, quiet_long)
 
 
 @slow
@@ -150,8 +149,7 @@ def test_a_drained_node_hands_its_clients_on_before_it_goes(
         nodes.remove(first)
         told = "".join(until("^run directory"))
     assert "is drained" not in told, "it is told once"
-    assert summary_of(tmp_path)["recoveries"] == 0
-    assert bits_of(only_run(tmp_path)) == bits_of(quiet_long)
+    assert_undisturbed(tmp_path, quiet_long)
 
 
 @slow
@@ -168,8 +166,7 @@ def test_a_drained_host_starts_anew_elsewhere(
         until(r"^node .* is drained: 40 clients of host 0 live elsewhere now$")
         nodes.remove(first)
         until("^run directory")
-    assert summary_of(tmp_path)["recoveries"] == 0
-    assert bits_of(only_run(tmp_path)) == bits_of(quiet_long)
+    assert_undisturbed(tmp_path, quiet_long)
 
 
 @slow

@@ -22,6 +22,7 @@ from tests.toy import CLI, INPROCESS, ROOT, bits_of, environment, only_run, run_
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("jobs")]
 
+Finished = tuple[Path, subprocess.CompletedProcess[str]]
 RAY = str(Path(sys.executable).with_name("ray"))
 METHOD = """
 from methods.fedavg import FedAvg
@@ -110,22 +111,15 @@ def head() -> Iterator[Head]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that the jobs repeat, in one process."""
-    folder = tmp_path_factory.mktemp("plain")
-    done = run_command(*CLI, INPROCESS, f"output.dir={folder}")
-    assert done.returncode == 0, done.stderr
-    return only_run(folder)
-
-
-def test_ray_job_submit_as_the_readme_has_it(head: Head, plain: Path, tmp_path: Path) -> None:
+def test_ray_job_submit_as_the_readme_has_it(
+    head: Head, finished: Finished, tmp_path: Path
+) -> None:
     words = ["python", "-m", "raysim.run", *CLI, f"output.dir={tmp_path}"]
     done = head.ray("submit", "--working-dir", ".", "--", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     run = only_run(tmp_path)
     assert f"run directory: {run}\n" in done.stdout
-    assert bits_of(run) == bits_of(plain)
+    assert bits_of(run) == bits_of(finished[0])
 
 
 def test_a_job_that_fails_says_why_in_its_last_lines(head: Head, tmp_path: Path) -> None:
@@ -210,15 +204,19 @@ for name, content in submit._read_there(submit._client(url), Path(there)).items(
 """
 
 
-def test_results_come_back_through_the_dashboard(head: Head, plain: Path, tmp_path: Path) -> None:
+def test_results_come_back_through_the_dashboard(
+    head: Head, finished: Finished, tmp_path: Path
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    shutil.copytree(finished[0], there)
+    here.mkdir()
     # 5 MB as in a report, of which nothing can be squeezed out.
-    (plain / "report.html").write_bytes(secrets.token_bytes(5_000_000))
+    (there / "report.html").write_bytes(secrets.token_bytes(5_000_000))
     # A process of its own, since Ray keeps the first token that it sees.
-    done = head._call(sys.executable, "-c", FETCH, head.url, str(plain), str(tmp_path))
+    done = head._call(sys.executable, "-c", FETCH, head.url, str(there), str(here))
     assert done.returncode == 0, done.stderr
-    fetched = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert fetched == {f.name: f.read_bytes() for f in plain.iterdir() if f.is_file()}
-    (plain / "report.html").unlink()
+    fetched = {file.name: file.read_bytes() for file in here.iterdir()}
+    assert fetched == {f.name: f.read_bytes() for f in there.iterdir() if f.is_file()}
 
 
 @pytest.mark.parametrize("more", [{"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_MODE": "disabled"}])

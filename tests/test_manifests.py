@@ -166,12 +166,25 @@ def pods() -> dict[str, Any]:
     return {"head": spec["headGroupSpec"]["template"]} | workers
 
 
-def test_kuberay_files_have_kuberays_fields() -> None:
-    claim, cluster = documents("raycluster")
-    (job,) = documents("rayjob")
-    jsonschema.validate(cluster, of_kuberay("RayCluster", CLUSTER_SPEC))
-    jsonschema.validate(job, of_kuberay("RayJob", JOB_SPEC))
+@pytest.mark.parametrize(
+    ("file", "kind", "spec"),
+    [("raycluster", "RayCluster", CLUSTER_SPEC), ("rayjob", "RayJob", JOB_SPEC)],
+)
+def test_kuberay_files_have_kuberays_fields(file: str, kind: str, spec: dict[str, Any]) -> None:
+    found = jsonschema.Draft202012Validator(of_kuberay(kind, spec))
+    resource = documents(file)[-1]
+    assert [error.message for error in found.iter_errors(resource)] == []
+    resource["spec"]["headGroup"] = {}
+    (error,) = found.iter_errors(resource)
+    assert "'headGroup' was unexpected" in error.message
+
+
+def test_the_volume_claim_has_kubernetes_fields() -> None:
+    claim, _ = documents("raycluster")
     kubernetes_validate.validate(claim, KUBERNETES, strict=True)
+    claim["spec"]["accessMode"] = "ReadWriteMany"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(claim, KUBERNETES, strict=True)
 
 
 @pytest.mark.parametrize("group", ["head", "gpu"])

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import NAME, hosts_by_node, running, summary_of
+from tests.clusters import NAME, assert_undisturbed, hosts_by_node, running
 from tests.killing import Nodes
-from tests.toy import bits_of, only_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
@@ -29,8 +28,7 @@ def test_three_uneven_nodes_give_the_bits_of_one_process(
     with running(uneven, tmp_path, "execution.gpus_per_host=0") as until:
         until("6 hosts on Ray cluster")
         until("^run directory")
-    assert summary_of(tmp_path)["recoveries"] == 0
-    assert bits_of(only_run(tmp_path)) == bits_of(quiet_long)
+    assert_undisturbed(tmp_path, quiet_long)
 
 
 def test_hosts_lie_where_the_config_says(uneven: Nodes) -> None:

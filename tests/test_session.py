@@ -42,10 +42,6 @@ def test_a_server_that_is_no_ray_head_is_told_at_once() -> None:
             _probe(f"127.0.0.1:{server.server_port}")
 
 
-def test_a_ray_head_is_one(local_ray: str) -> None:
-    _probe(local_ray)
-
-
 @pytest.mark.parametrize("way", ["execution.address", "RAY_ADDRESS"])
 def test_a_run_against_a_dead_address_exits_2(way: str, tmp_path: Path) -> None:
     address, words = dead_address(), [*CLI, f"output.dir={tmp_path}"]
