@@ -1,6 +1,7 @@
 """The two kinds of actor: thin shells around `raysim.host.Host` and `raysim.server.Server`."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,11 +46,12 @@ class ClientHost:
             share: what hosts need of a GPU, if they have one.
         """
         self._index = index
+        self._spill = _own(spill)
         try:
             self._device = own_device(demanded=config.execution.gpus_per_host != "auto")
             if share is not None and self._device != "cpu":
                 share.check(torch.cuda.get_device_properties(self._device).total_memory)
-            self._host = Host(config, shards, index=index, device=self._device, spill=_own(spill))
+            self._host = Host(config, shards, index=index, device=self._device, spill=self._spill)
         except UserError as error:  # Ray would wrap it into a report of a dead actor
             self._failed: UserError | None = error
         else:
@@ -122,6 +124,10 @@ class ClientHost:
         """See `Host.add`."""
         self._host.add(_own_arrays(states))
 
+    def close(self) -> None:
+        """Remove the files of private states; the last call that is made."""
+        shutil.rmtree(self._spill, ignore_errors=True)
+
 
 class ServerActor:
     """The server, on the driver's node; calls of the group "control" run beside others."""
@@ -178,10 +184,10 @@ class ServerActor:
         self._server.restore(model, memory)
 
 
-def _own(spill: Path | None) -> Path | None:
+def _own(spill: Path | None) -> Path:
     """Return a folder of this process below the run's, or below this node's temporary one."""
     if spill is None or not spill.parent.is_dir():  # another node, without the run directory
-        spill = Path(tempfile.gettempdir()) / "raysim-states"
+        spill = Path(tempfile.gettempdir()) / f"raysim-states-{os.getuid()}"
     return spill / str(os.getpid())
 
 

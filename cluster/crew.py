@@ -33,6 +33,8 @@ _HOST = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"cont
     ClientHost
 )
 _LOOK_S = 1.0
+_FAREWELL_S = 3.0
+"""Seconds in which hosts may finish the client at hand; who stops a run waits for that."""
 
 
 class Crew:
@@ -204,7 +206,12 @@ class Crew:
             notify("; ".join(told))
 
     def close(self) -> None:
-        """End all hosts."""
+        """End all hosts; they clear up first, for nobody else can on another node."""
+        up = [host.actor for host in self._hosts.values() if host.where]
+        for actor in up:
+            actor.abandon.remote()
+        if farewells := [actor.close.remote() for actor in up]:
+            ray.wait(farewells, num_returns=len(farewells), timeout=_FAREWELL_S)
         self.dismiss(list(self._hosts))
 
     def _start(

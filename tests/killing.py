@@ -191,6 +191,7 @@ def run_on_ray(
     config: RunConfig,
     folder: Path,
     prepare: Callable[[RayExecutor], None] | None = None,
+    spill: Path | None = None,
 ) -> tuple[ToyRun, list[str]]:
     """Run a config on Ray to its end; returns the run and what was told.
 
@@ -198,10 +199,11 @@ def run_on_ray(
         config: the run.
         folder: its run directory.
         prepare: called with the executor before the first round.
+        spill: folder for private states; None for the run's own.
     """
     dataset, partition = dealt(config)
     folder.mkdir(parents=True, exist_ok=True)
-    executor = RayExecutor(config, partition, dataset, spill=folder / "states")
+    executor = RayExecutor(config, partition, dataset, spill=spill or folder / "states")
     try:
         if prepare is not None:
             prepare(executor)

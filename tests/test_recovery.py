@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -301,6 +302,25 @@ def test_spilled_states_have_the_same_bits_also_after_a_loss(
     assert seen[0] >= 20, "driver and hosts have a file for each of the ten clients"
     assert not leftovers()
     assert not (tmp_path / "states").exists()
+
+
+@slow
+def test_hosts_of_a_node_without_the_run_directory_clear_up(
+    local_ray: str, quiet: Callable[..., ToyRun], tmp_path: Path
+) -> None:
+    homes: list[Path] = []
+
+    def prepare(executor: Any) -> None:
+        temporary = Path(tempfile.gettempdir()) / f"raysim-states-{os.getuid()}"
+        found = [temporary / str(host_pid(executor, index)) for index in range(2)]
+        before(executor, "evaluate", 1, lambda: homes.extend(p for p in found if p.is_dir()))
+
+    config = faulty_config("ditto", **on_ray(state_memory_mb=0))
+    # Its parent is not there when the hosts start.
+    found, _ = run_on_ray(config, tmp_path, prepare, spill=tmp_path / "elsewhere" / "states")
+    assert same_bits(found, quiet("ditto"))
+    assert len(homes) == 2
+    assert not [home for home in homes if home.exists()]
 
 
 @slow
