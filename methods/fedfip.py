@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raysim.aggregation import Partial, Weighted
-from raysim.channels import Mask, layer_mean_scores, num_units, select_units
+from raysim.channels import Mask, layer_mean_scores, num_units, same_profile, select_units
 from raysim.fisher import batch_importance, domain_means, sampled_rows, scored_loss, set_gates
 from raysim.messages import Costs
 from raysim.method import ClientView, Method, ServerState, ServerView, Update, as_entry, weighted
@@ -91,8 +91,8 @@ class FedFIP(Method):
     """Where importance is measured: with the current mask, or with all units on."""
     fisher_samples: PositiveInt = 32
     """Examples measured for each client and domain."""
-    mask: Literal["fisher", "random", "magnitude"] = "fisher"
-    """What ranks units; the other two are controls at the same keep_ratio."""
+    mask: Literal["fisher", "random", "layerwise_random", "magnitude"] = "fisher"
+    """What ranks units; the others are controls (layerwise: each layer as large as by fisher)."""
     ranking: Literal["raw", "layer_mean"] = "raw"
     """Whether units compete by raw scores or by scores over their layer's mean."""
     min_keep: Annotated[float, Field(ge=0, le=1)] = 0.05
@@ -175,8 +175,7 @@ class FedFIP(Method):
             loss = self.objective(client)
             own = fit_private(client, loss, received, shared, whole, self.private_lr)
         metrics = {"loss": result.loss, "reactivated": float(num_reactivated)}
-        if contrastive:
-            metrics["contrastive"] = float(np.mean(contrastive))
+        metrics |= {"contrastive": float(np.mean(contrastive))} if contrastive else {}
         sent = prefixed("shared", shared.take(dense)) if self.sa else trained.covered(dense)
         measured = {name: a for name, a in client.state.items() if name == "importance"}
         return Update(
@@ -289,24 +288,25 @@ class FedFIP(Method):
         if not self.dsfp:
             return {}
         groups, old_C = shared.groups, shared.mask_C
+        random_C = generator(server.seed, Stream.MASK).random(len(score_C))
         if self.mask == "random":
-            score_C = generator(server.seed, Stream.MASK).random(len(score_C))
+            score_C = random_C
         elif self.mask == "magnitude":
             score_C = filter_magnitudes(server.weights, groups)
         if self.ranking == "layer_mean":
             score_C = layer_mean_scores(score_C, groups)
         mask_C = select_units(score_C, groups, self.keep_ratio, max(self.min_keep, 1e-9))
+        if self.mask == "layerwise_random":
+            mask_C = same_profile(random_C, groups, mask_C)
         prototype_DC, known_D = project(server.memory["prototypes"], mask_C)
-        churn = float((mask_C & ~old_C).sum()) / float(mask_C.sum())
+        churn = np.array([float((mask_C & ~old_C).sum()) / float(mask_C.sum())])
         known_D &= server.memory["known"]
-        memory = {"mask": mask_C, "prototypes": prototype_DC, "known": known_D}
-        return memory | {"churn": np.array([churn])}
+        return {"mask": mask_C, "prototypes": prototype_DC, "known": known_D, "churn": churn}
 
     def _average(self, old: Arrays, partial: Partial, shared: Structure) -> Arrays:
         if not self.sa:
             return covered_means(old, {name: s.total() for name, s in partial.sums.items()})
-        names = [name for name in partial.sums if name.startswith("shared/")]
-        means = under("shared", partial.means(names))
+        means = under("shared", partial.means(n for n in partial.sums if n.startswith("shared/")))
         return shared.put(old, {entry: as_entry(mean, old[entry]) for entry, mean in means.items()})
 
     def _learn(self, server: ServerView, vectors: Arrays) -> Arrays:

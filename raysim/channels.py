@@ -152,6 +152,24 @@ def select_units(
     return mask_C
 
 
+def same_profile(score_C: NDArray[np.float64], groups: Groups, mask_C: Mask) -> Mask:
+    """Keep as many units of each group as a mask does, but the best by other scores.
+
+    Args:
+        score_C: [C]; ties go to the lower unit number.
+        groups: the groups, in order.
+        mask_C: [C], the mask whose numbers count.
+
+    Returns:
+        Mask [C]; a model sliced by it has the size and the work of one sliced by `mask_C`.
+    """
+    chosen_C = np.zeros_like(mask_C)
+    parts = (per_group(groups, array) for array in (chosen_C, score_C, mask_C))
+    for chosen_L, score_L, mask_L in zip(*parts, strict=True):
+        chosen_L[_descending(score_L)[: int(mask_L.sum())]] = True
+    return chosen_C
+
+
 def _require_finite(score_C: NDArray[np.float64], groups: Groups) -> None:
     for group, score_L in zip(groups, per_group(groups, score_C), strict=True):
         bad = int((~np.isfinite(score_L)).sum())

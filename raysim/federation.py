@@ -326,13 +326,23 @@ class Federation:
             return None
         best = max(found, key=lambda r: (main_figures(found[r])["avg"], -r))
         chosen = {key: metrics.evaluation(best)[key] for key in ("avg", "std", "personal")}
-        now = {key: found[self._done][key] for key in ("avg", "std", "personal")}
-        return now | {"chosen": {"round": best, **chosen}}
+        return self._figures(list(found.values())) | {"chosen": {"round": best, **chosen}}
+
+    def _figures(self, evaluations: Sequence[JsonDict]) -> JsonDict:
+        """Return figures of the global model, and under `personal` those of personal models."""
+        personal = [e["personal"] for e in evaluations if e["personal"]]
+        own = self._averages(personal) if personal else None
+        return self._averages(evaluations) | {"personal": own}
+
+    def _averages(self, evaluations: Sequence[JsonDict]) -> JsonDict:
+        """Return AVG and STD after the last round, and their means over the last evaluations."""
+        window = evaluations[-self._config.evaluation.last :]
+        last = {key: mean_and_std([e[key] for e in window])[0] for key in ("avg", "std")}
+        return {key: window[-1][key] for key in ("avg", "std")} | {"last": last}
 
     def _summary(self) -> JsonDict:
         config, metrics = self._config, self._metrics
         found = {r: metrics.evaluation(r) for r in metrics.evaluated_rounds()}
-        window = list(found.values())[-config.evaluation.last :]
         best = max(found, key=lambda r: (found[r]["avg"], -r))
         now = found[self._done]
         costs = self._persist("the summary", self._executor.costs)
@@ -343,10 +353,9 @@ class Federation:
             "seed": config.seed,
             "rounds": self._done,
             "clients": config.data.clients,
-            **{key: now[key] for key in ("domains", "avg", "std")},
-            "last": {key: mean_and_std([e[key] for e in window])[0] for key in ("avg", "std")},
+            "domains": now["domains"],
+            **self._figures(list(found.values())),
             "best": {"round": best, **{key: found[best][key] for key in ("avg", "std")}},
-            "personal": now["personal"],
             "unseen": now["unseen"],
             "val": self._validation(),
             "params": costs.params,

@@ -12,6 +12,7 @@ from raysim.channels import (
     per_group,
     put,
     put_units,
+    same_profile,
     select_units,
     take,
     take_units,
@@ -123,6 +124,15 @@ def test_selection_is_exact_reserved_and_best_first(data):
     kept = [rank[j] for j in np.flatnonzero(mask_C & spare)]
     dropped = [rank[j] for j in np.flatnonzero(~mask_C)]
     assert not kept or not dropped or max(kept) < min(dropped)
+
+
+def test_the_same_profile_keeps_other_units() -> None:
+    mask_C = select_units(SCORES, TWO_LAYERS, 0.5, 0.0)
+    other_C = same_profile(-SCORES, TWO_LAYERS, mask_C)
+    sizes = [[int(part.sum()) for part in per_group(TWO_LAYERS, m)] for m in (mask_C, other_C)]
+    assert sizes[0] == sizes[1]
+    assert units(other_C) != units(mask_C)
+    assert units(same_profile(SCORES, TWO_LAYERS, mask_C)) == units(mask_C)
 
 
 def test_per_group_returns_views():

@@ -116,11 +116,12 @@ def test_validation_images_are_nobodys_training_or_test_images(tmp_path: Path) -
     assert len(rows["train"] | rows["val"] | rows["test"]) == 1400
     run = run_toy(config, tmp_path)
     validation = summary_of(run)["val"]
-    assert set(validation) == {"avg", "std", "personal", "chosen"}
+    assert set(validation) == {"avg", "std", "last", "personal", "chosen"}
     table = metrics_of(tmp_path)
     personal = table[(table.split == "val") & (table.model == "personal")]
     averages = personal[personal.metric == "accuracy_avg"].set_index("round").value
     assert validation["chosen"]["round"] == averages.idxmax()
     assert validation["personal"]["avg"] == averages.iloc[-1]
+    assert validation["personal"]["last"]["avg"] == pytest.approx(averages.mean())
     without = toy_config(method="fedbn", rounds=1)
     assert summary_of(run_toy(without, tmp_path / "b"))["val"] is None

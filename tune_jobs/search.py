@@ -135,21 +135,12 @@ def _search(asked: Callable[[], SearchSettings], resume: Path | None) -> None:
 
 def _validated(settings: SearchSettings, console: Console) -> SearchSettings:
     """Open the data, and hold out a part to choose by if it has none."""
-    from rich.console import Console
-
     from raysim.run import open_data
-    from tune_jobs.search_settings import VAL_SHARE, with_validation
+    from tune_jobs.search_settings import with_validation
 
     base = settings.base()
     _, dataset, _ = open_data(base, console)
-    config = with_validation(base, dataset)
-    if config != base:
-        console.print(
-            f"no validation split: {VAL_SHARE:g} of the training images are held out "
-            f"(data.split.val={VAL_SHARE:g}); test images choose nothing",
-            soft_wrap=True,
-        )
-        open_data(config, Console(quiet=True))  # it may leave too little to deal
+    config = with_validation(base, dataset, console)
     return settings.model_copy(update={"config": config.resolved()})
 
 

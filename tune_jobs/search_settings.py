@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
+from rich.console import Console
 
 from raysim.config import RunConfig, build_config
 from raysim.data.datasets import Dataset
 from raysim.errors import ConfigError
-from raysim.run import method_table, read_config
+from raysim.run import method_table, open_data, read_config
 from raysim.settings import Settings, aliases, did_you_mean
 from raysim.skeleton import method_of
 from tune_jobs.spaces import (
@@ -28,7 +29,7 @@ from tune_jobs.study import Plan
 from tune_jobs.trainable import trial_config
 
 VAL_SHARE = 0.2
-"""Share of the training images that a search holds out where the data has no validation split."""
+"""Share of the training images that is held out where the data has no validation split."""
 _REDUCTION = 3
 """ASHA lets one trial in so many go on at each of its rungs."""
 
@@ -160,12 +161,23 @@ def data_words(spec: str) -> list[str]:
     return [f"data={name}"] + ([f"data.root={root}"] if root else [])
 
 
-def with_validation(config: RunConfig, dataset: Dataset) -> RunConfig:
-    """Return the config with a validation split: its own, or one of `VAL_SHARE`."""
+def with_validation(config: RunConfig, dataset: Dataset, console: Console) -> RunConfig:
+    """Return the config with a validation split: its own, or one of `VAL_SHARE`, and say so.
+
+    Raises:
+        UserError: what is left cannot be dealt.
+    """
     if all(len(dataset.labels(domain, "val")) for domain in dataset.domains):
         return config
+    console.print(
+        f"no validation split: {VAL_SHARE:g} of the training images are held out "
+        f"(data.split.val={VAL_SHARE:g}); test images choose nothing",
+        soft_wrap=True,
+    )
     split = config.data.split.model_copy(update={"val": VAL_SHARE})
-    return config.model_copy(update={"data": config.data.model_copy(update={"split": split})})
+    found = config.model_copy(update={"data": config.data.model_copy(update={"split": split})})
+    open_data(found, Console(quiet=True))  # it may leave too little to deal
+    return found
 
 
 def _chosen_space(space: str | None, base: RunConfig, overrides: Sequence[str]) -> Space:

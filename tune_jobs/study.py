@@ -129,7 +129,7 @@ def read_study(folder: Path, kind: str) -> dict[str, Any]:
 
 @contextmanager
 def conducted(
-    plan: Plan, folder: Path, console: Console, module: str
+    plan: Plan, folder: Path, console: Console, module: str, *, study: Path | None = None
 ) -> Iterator[Sequence[Outcome]]:
     """Run the trials that are left to run; the block draws the conclusions.
 
@@ -140,6 +140,7 @@ def conducted(
         folder: made by `new_study`.
         console: where progress goes.
         module: whose `--resume` goes on with the study.
+        study: folder of the study that this one is a part of, if it is.
 
     Yields:
         What became of every trial.
@@ -149,11 +150,12 @@ def conducted(
         Interrupted: a signal stopped the study; the console was told how to go on with it.
         RunError: no trial came to an end.
     """
+    whole = study or folder
     try:
         signum, outcomes = _run(plan, folder, console)
     except BaseException:
-        if not any((folder / RUNS).iterdir()):  # nothing has run: it would only be in the way
-            shutil.rmtree(folder, ignore_errors=True)
+        if not any(whole.glob(f"**/{RUNS}/*")):  # nothing has run: it would only be in the way
+            shutil.rmtree(whole, ignore_errors=True)
         raise
     _list_failures(outcomes, folder, console)
     yield outcomes
@@ -161,7 +163,7 @@ def conducted(
         left = sum(outcome.status == "unfinished" for outcome in outcomes)
         console.print(
             f"stopped with {left} {'trial' if left == 1 else 'trials'} under way; go on with\n"
-            f"  python -m {module} --resume {shlex.quote(str(folder))}",
+            f"  python -m {module} --resume {shlex.quote(str(whole))}",
             soft_wrap=True,
         )
         raise Interrupted(signum)

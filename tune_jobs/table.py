@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 
     from tune_jobs.outcome import Outcome
     from tune_jobs.table_settings import TableSettings
+
+
+class Compared(str, enum.Enum):
+    """Whose accuracy is compared."""
+
+    avg = "avg"
+    personal = "personal"
 
 
 def table(
@@ -46,6 +54,26 @@ def table(
         str | None,
         typer.Option(metavar="FROM:TO:STEP", help="Rows: FedFIP at these shares of kept channels."),
     ] = None,
+    rows: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rows: those of a YAML file.")
+    ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="Choose each row's value on validation images first, with the first seed.",
+        ),
+    ] = None,
+    compare: Annotated[
+        Compared, typer.Option(help="Whose AVG is compared with the first row's.")
+    ] = Compared.avg,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Take finished runs of equal settings and data from here instead of running them.",
+        ),
+    ] = None,
     config: ConfigFile = None,
     preset: Preset = None,
     resume: Annotated[
@@ -68,6 +96,10 @@ def table(
             ablation=ablation,
             sensitivity=sensitivity,
             sparsity=sparsity,
+            rows=rows,
+            tune=tune or [],
+            compare=compare.value,
+            reuse=reuse or [],
             config=config,
             preset=preset,
         )
@@ -83,13 +115,14 @@ def table(
 
 def _table(asked: Callable[[], TableSettings], resume: Path | None) -> None:
     from raysim.progress import plain_console
+    from tune_jobs.reuse import take_over
     from tune_jobs.study import conducted, new_study, read_study
     from tune_jobs.table_settings import TableSettings
+    from tune_jobs.tuning import TUNING, tuned
 
     console = plain_console()
     if resume is None:
-        settings = asked()
-        _open_data(settings, console)
+        settings = _with_data(asked(), console)
         folder = new_study(
             settings.base(),
             f"table-{settings.title.replace(' ', '-')}-{'-'.join(settings.data)}",
@@ -99,17 +132,38 @@ def _table(asked: Callable[[], TableSettings], resume: Path | None) -> None:
         folder = resume.resolve()
         settings = TableSettings.model_validate(read_study(folder, "table"))
     console.print(settings.words(), soft_wrap=True)
-    with conducted(settings.plan(), folder, console, "tune_jobs.table") as outcomes:
-        _conclude(outcomes, settings, folder, console)
+    settings = tuned(settings, folder, console)
+    cells = settings.cells()
+    sources = [*settings.sources(), folder / TUNING]
+    known = take_over(settings.base(), cells, sources, folder)
+    if known:
+        console.print(f"{len(known)} of {len(cells)} runs are there already", soft_wrap=True)
+    if len(known) == len(cells):
+        _conclude(known, settings, folder, console)
+        return
+    plan = settings.plan(cells, known)
+    with conducted(plan, folder, console, "tune_jobs.table") as outcomes:
+        _conclude([*known, *outcomes], settings, folder, console)
 
 
-def _open_data(settings: TableSettings, console: Console) -> None:
-    """Find out now, not after the first data set's hours, that a data set is not there."""
+def _with_data(settings: TableSettings, console: Console) -> TableSettings:
+    """Find out now, not after the first data set's hours, that a data set is not there.
+
+    Returns:
+        The settings, with a validation split if rows are tuned and the data has none.
+    """
     from raysim.run import open_data
+    from tune_jobs.search_settings import with_validation
     from tune_jobs.trainable import trial_config
 
     for values in settings.cells()[: len(settings.rows) * len(settings.data) : len(settings.rows)]:
-        open_data(trial_config(settings.base(), values), console)
+        config = trial_config(settings.base(), values)
+        _, dataset, _ = open_data(config, console)
+        if settings.tune and (found := with_validation(config, dataset, console)) != config:
+            base = settings.base().resolved()
+            base["data"]["split"]["val"] = found.data.split.val
+            settings = settings.model_copy(update={"config": base})
+    return settings
 
 
 def _conclude(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from raysim.config import RunConfig, build_config
 from raysim.errors import ConfigError
@@ -14,6 +15,7 @@ from raysim.run import method_table, read_config
 from raysim.settings import Settings, did_you_mean
 from raysim.yaml_text import parse_yaml
 from tune_jobs import variants
+from tune_jobs.outcome import Outcome
 from tune_jobs.search_settings import data_words
 from tune_jobs.study import Plan
 from tune_jobs.trainable import trial_config
@@ -46,6 +48,14 @@ class TableSettings(Settings):
     """Seeds of each cell, from the config's on."""
     scoped: dict[str, dict[str, Any]]
     """What holds for one method or data set only, by its name."""
+    compared: Literal["avg", "personal"] = "avg"
+    """Whose accuracy is compared: the global model's, or personal ones' where there are any."""
+    tune: dict[str, list[Any]] = Field(default_factory=dict)
+    """Values to choose from for each row, by dotted key."""
+    chosen: tuple[dict[str, Any], ...] = ()
+    """What was chosen for each row within each data set; not in `study.yaml`."""
+    reuse: tuple[str, ...] = ()
+    """Folders of finished runs that are not run again."""
 
     def base(self) -> RunConfig:
         """Return the config that runs start from."""
@@ -56,14 +66,29 @@ class TableSettings(Settings):
 
         So the first seed of everything is there first.
         """
-        first = self.base().seed
+        first, lines = self.base().seed, self._lines()
+        chosen = self.chosen or ({},) * len(lines)
         return [
-            own
-            | self.scoped.get(name, {})
-            | row.values
-            | self.scoped.get(row.values["method"], {})
-            | {"seed": first + i}
+            line | best | {"seed": first + i}
             for i in range(self.seeds)
+            for line, best in zip(lines, chosen, strict=True)
+        ]
+
+    def combinations(self) -> list[dict[str, Any]]:
+        """Return what each row is tried with, in the order in which ties are broken."""
+        return [
+            dict(zip(self.tune, values, strict=True)) for values in product(*self.tune.values())
+        ]
+
+    def trials(self) -> list[dict[str, Any]]:
+        """Return the values of every run of tuning: combinations within rows within data sets."""
+        seed = {"seed": self.base().seed}
+        return [line | values | seed for line in self._lines() for values in self.combinations()]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Return the values of rows within data sets."""
+        return [
+            own | self.scoped.get(name, {}) | row.values | self.scoped.get(row.values["method"], {})
             for name, own in self.data.items()
             for row in self.rows
         ]
@@ -74,11 +99,22 @@ class TableSettings(Settings):
         data, row = divmod(rest, len(self.rows))
         return self.rows[row].label, list(self.data)[data], self.base().seed + seed
 
-    def plan(self) -> Plan:
-        """Return what Tune is to do."""
+    def plan(self, cells: Sequence[Mapping[str, Any]], known: Sequence[Outcome] = ()) -> Plan:
+        """Return what Tune is to do.
+
+        Args:
+            cells: values of every run.
+            known: runs that have been done.
+        """
         from ray import tune
 
-        return Plan(base=self.base(), values=tune.grid_search(self.cells()))
+        done = [outcome.values for outcome in known]
+        left = [values for values in cells if values not in done]
+        return Plan(base=self.base(), values=tune.grid_search(left))
+
+    def sources(self) -> list[Path]:
+        """Return the folders that finished runs are taken from."""
+        return [Path(source) for source in self.reuse]
 
     def words(self) -> str:
         """Say what is run."""
@@ -87,6 +123,14 @@ class TableSettings(Settings):
             f"Table of {self.title}: {len(self.rows)} rows x {', '.join(self.data)} x "
             f"{self.seeds} seeds = {len(self.cells())} runs of {base.rounds} rounds; figures are "
             f"of test images, means of the last {base.evaluation.last} evaluations"
+        )
+
+    def tuning_words(self) -> str:
+        """Say how rows are tuned."""
+        tried = ", ".join(f"{key} from {_listed(values)}" for key, values in self.tune.items())
+        return (
+            f"Tuned first, each row on each data set: {tried}; {len(self.trials())} runs with seed "
+            f"{self.base().seed}, the highest validation AVG wins"
         )
 
 
@@ -99,6 +143,10 @@ def read_settings(
     ablation: str | None,
     sensitivity: str | None,
     sparsity: str | None,
+    rows: Path | None,
+    tune: Sequence[str],
+    compare: Literal["avg", "personal"],
+    reuse: Sequence[Path],
     config: Path | None,
     preset: str | None,
 ) -> TableSettings:
@@ -107,7 +155,7 @@ def read_settings(
     Raises:
         ConfigError: something contradicts or does not exist.
     """
-    title, rows = _rows(methods, ablation, sensitivity, sparsity)
+    title, lines = _rows(methods, ablation, sensitivity, sparsity, rows)
     plain = [word for word in overrides if not _is_scoped(word)]
     for word in plain:
         key = word.partition("=")[0]
@@ -119,26 +167,60 @@ def read_settings(
         )
     base = read_config(plain, config, preset)
     sets = _data_sets(data or base.data.name)
-    scoped = _scoped([w for w in overrides if _is_scoped(w)], [*sets, *_methods_of(rows)])
-    labels = [row.label for row in rows]
+    scoped = _scoped([w for w in overrides if _is_scoped(w)], [*sets, *_methods_of(lines)])
+    labels = [row.label for row in lines]
     asked = TableSettings(
         title=title,
         config=base.resolved(),
-        rows=tuple(Row(label=r.label, values=r.values, swept=r.swept) for r in rows),
+        rows=tuple(Row(label=r.label, values=r.values, swept=r.swept) for r in lines),
         baseline=BASELINE if BASELINE in labels else labels[0],
         data=sets,
         seeds=seeds,
         scoped=scoped,
+        compared=compare,
+        tune=_tuned(tune),
+        reuse=tuple(str(_folder(path)) for path in reuse),
     )
-    for values in asked.cells()[: len(rows) * len(sets)]:
+    for values in asked.trials():
         trial_config(base, values)
+    if again := sorted({key for line in asked._lines() for key in line} & set(asked.tune)):
+        raise ConfigError(f"--tune {again[0]}: a row or data set sets it already")
     return asked
 
 
+def _tuned(words: Sequence[str]) -> dict[str, list[Any]]:
+    """Read `local.lr=0.03,0.1`."""
+    found = {}
+    for word in words:
+        key, _, text = word.partition("=")
+        values = parse_yaml(f"[{text}]", f"the values of {key}")
+        if not key or not values or key == "seed" or key in found:
+            raise ConfigError(f"--tune {word}: expected KEY=VALUE,..., e.g. local.lr=0.03,0.1")
+        found[key] = values
+    return found
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise ConfigError(f"--reuse {path}: no such folder")
+    return path.resolve()
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values))
+
+
 def _rows(
-    names: str, ablation: str | None, sensitivity: str | None, sparsity: str | None
+    names: str,
+    ablation: str | None,
+    sensitivity: str | None,
+    sparsity: str | None,
+    file: Path | None,
 ) -> tuple[str, list[Variant]]:
-    asked = {"--ablation": ablation, "--sensitivity": sensitivity, "--sparsity": sparsity}
+    asked = {
+        **{"--ablation": ablation, "--sensitivity": sensitivity, "--sparsity": sparsity},
+        "--rows": file,
+    }
     given = [option for option, value in asked.items() if value is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other")
@@ -149,6 +231,11 @@ def _rows(
         return f"sensitivity of {sensitivity}", variants.sensitivity(sensitivity)
     if sparsity is not None:
         return "sparsity", variants.sparsity(sparsity)
+    if file is not None:
+        found = variants.rows_of(file)
+        for row in found:
+            _check_method(row.values["method"])
+        return file.stem.replace("_", " "), found
     table = method_table()
     chosen = list(table) if names == "all" else names.split(",")
     for name in chosen:

@@ -11,15 +11,15 @@ from scipy import stats
 
 from raysim import table_text
 from raysim.chart import Table
-from tune_jobs.outcome import Outcome
+from tune_jobs.outcome import Outcome, short
 from tune_jobs.table_settings import TableSettings
+from tune_jobs.tuning import judged
 
 ACCURACIES = {"avg": "AVG", "std": "STD", "personal_avg": "personal"}
 """Accuracies of a run that the table shows, and their headings."""
 COSTS = {"params": "params (k)", "flops": "MFLOPs", "mb": "MB", "seconds": "s"}
 """What a run costs, and its headings."""
 FIGURES = ACCURACIES | COSTS
-_DIFFERENCE = "AVG vs {}"
 _LEVEL = 0.95
 Pair = tuple[float, float]
 
@@ -28,8 +28,9 @@ def cells(settings: TableSettings, outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """Return a row a run, in the order of the grid; figures are empty where a run is not done.
 
     Returns:
-        `row`, `data`, `seed`, `trial`, `status`; `avg` and `std` over domains and `personal_avg`
-        over clients, in percent, means of the last evaluations (personal: the last one);
+        `row`, `data`, `seed`, `trial`, `status`; the tuned keys; `compared`, the accuracy that
+        differences are made of; `avg` and `std` over domains and `personal_avg`
+        over clients, in percent, means of the last evaluations;
         `final_avg`, `final_std`; `params` and `flops` of the sliced model in thousands and
         millions; `mb` up and down; `seconds`.
     """
@@ -38,7 +39,9 @@ def cells(settings: TableSettings, outcomes: Sequence[Outcome]) -> pd.DataFrame:
     for outcome in sorted(outcomes, key=lambda o: grid.index(dict(o.values))):
         row, data, seed = settings.place(grid.index(dict(outcome.values)))
         head = {"row": row, "data": data, "seed": seed, "trial": outcome.trial}
-        found.append(head | {"status": outcome.status} | _figures(outcome))
+        tuned = {key: outcome.values[key] for key in settings.tune}
+        figures = _figures(outcome, settings.compared)
+        found.append(head | {"status": outcome.status} | tuned | figures)
     return pd.DataFrame(found)
 
 
@@ -47,14 +50,14 @@ def compare(runs: pd.DataFrame, settings: TableSettings) -> pd.DataFrame:
 
     Returns:
         `data`, `row`, `seeds`; mean and deviation (ddof 1) over seeds of each of `FIGURES` as
-        `avg_mean`, `avg_std` and so on; the mean difference of `avg` to the baseline over the seeds
-        that both have, and the ends of its paired 95 % t interval, as `diff`, `diff_low`,
+        `avg_mean`, `avg_std` and so on; the mean difference of `compared` to the baseline over the
+        seeds that both have, and the ends of its paired 95 % t interval, as `diff`, `diff_low`,
         `diff_high`.
     """
     lines = []
     for data in settings.data:
         of_data = runs[(runs["data"] == data) & (runs["status"] == "done")]
-        base = of_data[of_data["row"] == settings.baseline].set_index("seed")["avg"]
+        base = of_data[of_data["row"] == settings.baseline].set_index("seed")["compared"]
         for row in settings.rows:
             own = of_data[of_data["row"] == row.label].set_index("seed")
             line = {"data": data, "row": row.label, "seeds": len(own)}
@@ -62,7 +65,8 @@ def compare(runs: pd.DataFrame, settings: TableSettings) -> pd.DataFrame:
                 mean, deviation = _mean_std(own[name].dropna().to_numpy(float))
                 line |= {f"{name}_mean": mean, f"{name}_std": deviation}
             if row.label != settings.baseline:
-                difference, low, high = paired((own["avg"] - base).dropna().to_numpy(float))
+                own_minus_base = (own["compared"] - base).dropna()
+                difference, low, high = paired(own_minus_base.to_numpy(float))
                 line |= {"diff": difference, "diff_low": low, "diff_high": high}
             lines.append(line)
     return pd.DataFrame(lines)
@@ -86,7 +90,8 @@ def paired(differences: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[f
 
 def headings(settings: TableSettings, shown: Mapping[str, str] = FIGURES) -> list[str]:
     """Return the headings of `text_rows`."""
-    return [settings.title, *shown.values(), _DIFFERENCE.format(settings.baseline)]
+    name = ACCURACIES["avg" if settings.compared == "avg" else "personal_avg"]
+    return [settings.title, *shown.values(), f"{name} vs {settings.baseline}"]
 
 
 def text_rows(lines: pd.DataFrame, shown: Mapping[str, str] = FIGURES) -> list[list[str]]:
@@ -123,19 +128,38 @@ def caption(settings: TableSettings) -> str:
     last = settings.base().evaluation.last
     return (
         f"Mean ± deviation over {settings.seeds} seeds. AVG and STD over domains on test images, "
-        f"in percent, mean of the last {last} evaluations; personal AVG over clients after the "
-        "last round; parameters and multiply-adds of the sliced model, MB up and down and seconds "
+        f"in percent, and AVG of personal models over clients: means of the last {last} "
+        "evaluations; parameters and multiply-adds of the sliced model, MB up and down and seconds "
         "of a whole run: means. Last column: mean difference over seeds and its paired 95 % t "
-        "interval."
+        f"interval.{_compared_words(settings)}{_tuned_words(settings)}"
     )
 
 
-def _figures(outcome: Outcome) -> dict[str, float | None]:
+def _compared_words(settings: TableSettings) -> str:
+    if settings.compared == "avg":
+        return ""
+    return " A method without personal models is compared by its global one's AVG over domains."
+
+
+def _tuned_words(settings: TableSettings) -> str:
+    """Say what tuning has chosen."""
+    if not settings.chosen:
+        return ""
+    labels = [(data, row.label) for data in settings.data for row in settings.rows]
+    words = [
+        f"{label} {short(values)}" + (f" ({data})" if len(settings.data) > 1 else "")
+        for (data, label), values in zip(labels, settings.chosen, strict=True)
+    ]
+    return f" Chosen on validation images with the first seed: {', '.join(words)}."
+
+
+def _figures(outcome: Outcome, compared: str) -> dict[str, float | None]:
     found = outcome.summary()
     if outcome.status != "done":
         found = {}
-    last, personal = found.get("last") or {}, found.get("personal") or {}
+    last, personal = found.get("last") or {}, (found.get("personal") or {}).get("last") or {}
     return {
+        "compared": judged(found, compared)["avg"] if found else None,
         "avg": last.get("avg"),
         "std": last.get("std"),
         "personal_avg": personal.get("avg"),

@@ -6,10 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from raysim.errors import ConfigError
 from raysim.settings import did_you_mean
+from raysim.yaml_text import parse_yaml
 from tune_jobs.spaces import method_space, spread
 
 BASELINE = "fedavg"
@@ -21,6 +23,7 @@ _ABLATION = {
     "fedfip": ((), ("dsfp",), ("dsfp", "dsr"), ("dsfp", "sa"), ("dsfp", "dsr", "sa")),
 }
 """Modules that are on in each row of a paper's ablation, by method."""
+_EXAMPLE = "random: {method: fedfip, method.mask: random}"
 _KEPT = "method.rho"
 """The share of channels that FedFIP keeps."""
 
@@ -91,6 +94,29 @@ def sparsity(text: str) -> list[Variant]:
         for share in shares
     ]
     return [*methods([BASELINE]), *rows]
+
+
+def rows_of(path: Path) -> list[Variant]:
+    """Return the rows that a YAML file lists, their values by label.
+
+    Raises:
+        ConfigError: it cannot be read or is not of this form, or two rows are the same.
+    """
+    try:
+        found = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--rows {path}: {error}") from None
+    if not isinstance(found, dict) or not found:
+        raise ConfigError(f"--rows {path}: expected rows, e.g. {_EXAMPLE}")
+    rows: list[Variant] = []
+    for label, values in found.items():
+        if not isinstance(values, dict) or not isinstance(values.get("method"), str):
+            raise ConfigError(f"--rows {path}: {label}: expected the row's keys, e.g. {_EXAMPLE}")
+        ordered = {"method": values["method"]} | values
+        if same := next((row.label for row in rows if row.values == ordered), None):
+            raise ConfigError(f"--rows {path}: {same} and {label} are the same")
+        rows.append(Variant(label=str(label), values=ordered))
+    return rows
 
 
 def _check(option: str, method: str, known: Mapping[str, Any]) -> None:

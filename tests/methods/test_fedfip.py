@@ -482,12 +482,21 @@ def test_structure_aware_aggregation_matters_only_with_private_units() -> None:
 
 def test_control_masks_have_the_same_size() -> None:
     found = {}
-    for mask in ("fisher", "random", "magnitude"):
+    for mask in ("fisher", "random", "layerwise_random", "magnitude"):
         world = World(fedfip(mask=mask, keep_ratio=0.4)).play()
         found[mask] = world.server.snapshot()[1]["mask"]
     total = len(found["fisher"])
     assert {int(m.sum()) for m in found.values()} == {int(0.4 * total + 0.5)}
-    assert len({m.tobytes() for m in found.values()}) == 3
+    assert len({m.tobytes() for m in found.values()}) == 4
+
+
+def test_a_layerwise_random_mask_costs_what_the_fisher_mask_does() -> None:
+    """After the same warm-up importances are the same, and so is the first mask's profile."""
+    costs = set()
+    for mask in ("fisher", "layerwise_random"):
+        world = World(fedfip(mask=mask, keep_ratio=0.4)).play()
+        costs.add(world.server.costs())
+    assert len(costs) == 1
 
 
 def test_a_random_mask_stands_still_and_a_magnitude_mask_follows_the_filters() -> None:

@@ -37,8 +37,9 @@ def test_every_command_is_accepted(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to where the data would be opened."""
-    (space,) = blocks(TEXT, "yaml")
-    (tmp_path / "mine.yaml").write_text(space)
+    space, rows = blocks(TEXT, "yaml")
+    (tmp_path / "mine.yaml").write_text(rows if "--rows" in words else space)
+    (tmp_path / "runs").mkdir()  # of earlier tables
     monkeypatch.chdir(tmp_path)
     module = MODULES[words[2]]
     read: list[Any] = []

@@ -1,6 +1,7 @@
 """The command line of a search: what it refuses, what it reads, what it leaves."""
 
 import importlib.util
+import io
 import json
 import re
 import signal
@@ -129,11 +130,12 @@ def test_a_grid_is_the_same_when_it_is_made_again() -> None:
 
 
 def test_validation_images_are_held_out_only_where_there_are_none() -> None:
-    config = toy_config()
-    held = with_validation(config, open_dataset(config.data, config.seed))
+    config, console = toy_config(), Console(file=io.StringIO(), width=200)
+    held = with_validation(config, open_dataset(config.data, config.seed), console)
     assert held.data.split.val == 0.2
+    assert "(data.split.val=0.2)" in console.file.getvalue()  # type: ignore[attr-defined]
     own = toy_config(data__split={"val": 0.1})
-    assert with_validation(own, open_dataset(own.data, own.seed)) == own
+    assert with_validation(own, open_dataset(own.data, own.seed), console) == own
 
 
 @pytest.mark.usefixtures("local_ray")

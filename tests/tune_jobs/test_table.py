@@ -32,7 +32,8 @@ def asked(*overrides: str, **more: Any) -> TableSettings:
     """Return the settings of a command line."""
     options: dict[str, Any] = {
         **{"methods": "fedavg,fedfip", "data": None, "seeds": 2, "ablation": None},
-        **{"sensitivity": None, "sparsity": None, "config": None, "preset": None},
+        **{"sensitivity": None, "sparsity": None, "rows": None, "config": None, "preset": None},
+        **{"tune": [], "compare": "avg", "reuse": []},
     }
     return read_settings(overrides, **options | more)
 

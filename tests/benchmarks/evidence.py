@@ -1,0 +1,238 @@
+"""The papers' tables at a size that anyone can run: `python -m tests.benchmarks.evidence NAME`.
+
+Finished runs are kept without their tables in `results/runs`; only those that are missing are run,
+and a table that was stopped goes on. `results/NAME.md` is the table with what the paper reports.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from scipy import stats
+
+from raysim import table_text
+from raysim.chart import Table
+from raysim.results import write_json, write_text
+from tune_jobs.reuse import finished
+
+RESULTS = Path(__file__).parent / "results"
+POOL = RESULTS / "runs"
+_ROWS = Path("tests/benchmarks/rows")
+_WORK = Path("runs/evidence")
+_LOOK_S = 60.0
+_KEPT = ("raysim", "python", "cpu", "packages", "data_sha256", "partition_sha256")
+"""What is kept of `environment.json`: versions, and what the run is known by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """A table.
+
+    Attributes:
+        asked: words of `python -m tune_jobs.table`.
+        paper: what the paper reports by row, in percent.
+        source: where it does.
+    """
+
+    asked: tuple[str, ...]
+    paper: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""
+
+
+_TUNED = ("--tune", "local.lr=0.03,0.1,0.3", "--seeds", "3")
+TABLES = {
+    "several_domains": Evidence(
+        asked=("--preset", "mini", *_TUNED),
+        paper={
+            **{"fedavg": 74.35, "moon": 74.11, "dapperfl": 75.87, "fedheal": 76.22},
+            **{"fdse": 76.19, "fedfip": 76.48},
+        },
+        source="FedFIP, Digits, AVG",
+    ),
+    "one_domain": Evidence(
+        asked=("--preset", "mini_single", *_TUNED, "--compare", "personal"),
+        paper={
+            **{"local": 57.16, "fedavg": 72.10, "lg_fedavg": 76.72, "fedprox": 72.33},
+            **{"scaffold": 74.26, "feddyn": 73.19, "moon": 72.13, "ditto": 80.03},
+            **{"fedbn": 79.47, "fedheal": 73.51, "fdse": 82.17},
+        },
+        source="FDSE, Table 1, PACS, AVG (it has no digits)",
+    ),
+    "fedfip_modules": Evidence(
+        asked=("--preset", "mini", "--ablation", "fedfip", "--seeds", "6"),
+        paper={
+            **{"none": 55.39, "DSFP": 58.78, "DSFP + DSR": 61.93, "DSFP + SA": 63.14},
+            **{"DSFP + DSR + SA": 64.44},
+        },
+        source="FedFIP, Office-Caltech, AVG",
+    ),
+    "fedfip_sparsity": Evidence(
+        asked=("--preset", "mini", "--sparsity", "0.2:0.8:0.2", "--seeds", "6"),
+        paper={"fedavg": 74.35, "keep 0.2": 57.58, "keep 0.8": 74.44},
+        source="FedFIP, Digits, AVG",
+    ),
+    "fedfip_controls": Evidence(
+        asked=("--preset", "mini", "--rows", str(_ROWS / "fedfip_controls.yaml"), "--seeds", "6"),
+    ),
+    "fedfip_sensitivity": Evidence(
+        asked=("--preset", "mini", "--sensitivity", "fedfip", "--seeds", "2"),
+    ),
+    "fdse_modules": Evidence(
+        asked=(
+            *("--preset", "mini_single", "--rows", str(_ROWS / "fdse_modules.yaml")),
+            *("--seeds", "3", "--compare", "personal"),
+        ),
+        paper={
+            **{"none": 80.72, "attention + regulariser": 80.97, "consensus + regulariser": 81.73},
+            **{"consensus + attention": 81.78, "all": 82.17},
+        },
+        source="FDSE, Table 3, PACS, AVG",
+    ),
+    "fdse_sensitivity": Evidence(
+        asked=(
+            *("--preset", "mini_single", "--rows", str(_ROWS / "fdse_sensitivity.yaml")),
+            *("--seeds", "3", "--compare", "personal"),
+        ),
+    ),
+}
+
+
+def make(name: str) -> int:
+    """Run what is missing of a table, keep what has ended, and write its page.
+
+    Returns:
+        The exit status of `tune_jobs.table`.
+    """
+    work = _WORK / name
+    studies = sorted(work.glob("*/study.yaml"))
+    words = ["--resume", str(studies[-1].parent)] if studies else _words(name)
+    with subprocess.Popen([sys.executable, "-m", "tune_jobs.table", *words]) as process:
+        while process.returncode is None:
+            try:
+                process.wait(_LOOK_S)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):  # the table has the signal, too
+                keep(work, POOL)
+    keep(work, POOL)
+    if process.returncode == 0:
+        study = max(work.glob("*/study.yaml")).parent
+        write_text(page(name, study), RESULTS / f"{name}.md")
+        shutil.rmtree(work)
+    return process.returncode
+
+
+def _words(name: str) -> list[str]:
+    POOL.mkdir(parents=True, exist_ok=True)
+    asked = [*TABLES[name].asked, "--reuse", str(POOL), f"output.dir={_WORK / name}"]
+    return [*asked, "output.tensorboard=false", "output.keep_checkpoints=1"]
+
+
+def keep(source: Path, pool: Path) -> None:
+    """Keep the small files of finished runs, without the paths and the machine's name in them."""
+    for identity, run in finished(source):
+        home = pool / identity[:12]
+        if home.exists():
+            continue
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        for section in ("execution", "output"):
+            del config[section]
+        config["data"] |= {"root": None, "cache": None}
+        environment = json.loads((run / "environment.json").read_text())
+        ended = datetime.fromtimestamp((run / "summary.json").stat().st_mtime, UTC)
+        home.mkdir()
+        write_text(yaml.safe_dump(config, sort_keys=False), home / "config.yaml")
+        found = {key: environment[key] for key in _KEPT} | {"date": f"{ended:%Y-%m-%d}"}
+        write_json(found, home / "environment.json")
+        shutil.copy2(run / "summary.json", home)
+
+
+def page(name: str, study: Path) -> str:
+    """Return a table's page.
+
+    Args:
+        name: of the table.
+        study: folder of the finished table.
+    """
+    evidence = TABLES[name]
+    runs = pd.read_parquet(study / "runs.parquet")
+    lines = pd.read_parquet(study / "table.parquet")
+    parts = [
+        f"# {name.replace('_', ' ')}",
+        f"`python -m tests.benchmarks.evidence {name}`, which is `python -m tune_jobs.table "
+        f"{' '.join(evidence.asked)}`: {_provenance(study, runs)}",
+        (study / "table.md").read_text().strip(),
+    ]
+    if evidence.paper:
+        parts += ["## Beside the paper", beside(lines, evidence)]
+    return "\n\n".join(parts) + "\n"
+
+
+def beside(lines: pd.DataFrame, evidence: Evidence) -> str:
+    """Return the differences here beside those of the paper, and whether signs and order agree."""
+    base = evidence.paper[next(row for row in lines["row"] if row in evidence.paper)]
+    rows, orders = [], []
+    for _, line in lines[lines["row"].isin(list(evidence.paper))].iterrows():
+        paper = evidence.paper[line["row"]]
+        here = 0.0 if pd.isna(line["diff"]) else line["diff"]
+        orders.append((here, paper))
+        if pd.isna(line["diff"]):
+            rows.append((line["row"], "", f"{paper:.2f}", "", ""))
+            continue
+        interval = f"{here:+.2f} [{line['diff_low']:+.2f}, {line['diff_high']:+.2f}]"
+        verdict = _verdict(line, paper - base)
+        rows.append((line["row"], interval, f"{paper:.2f}", f"{paper - base:+.2f}", verdict))
+    order = stats.kendalltau(*zip(*orders, strict=True)).statistic
+    heads = ("row", "difference here", "paper", "difference there", "sign")
+    return (
+        f"{table_text.markdown(Table(heads, tuple(rows)))}\n\n"
+        f"Paper: {evidence.source}. Sign: whether the 95 % interval here lies on the paper's side "
+        f"of 0. Kendall's tau of the two orders: {order:.2f}."
+    )
+
+
+def _verdict(line: "pd.Series[Any]", paper: float) -> str:
+    if line["diff_low"] <= 0 <= line["diff_high"] or pd.isna(line["diff_low"]):
+        return "within noise"
+    return "agrees" if (line["diff"] > 0) == (paper > 0) else "opposite"
+
+
+def _provenance(study: Path, runs: pd.DataFrame) -> str:
+    """Say how many runs a table has, from when, with which versions, on what."""
+    places = [
+        next(p for p in (study / "runs" / t, study / "reused" / t) if p.is_dir())
+        for t in runs["trial"]
+    ]
+    found = [json.loads((place / "environment.json").read_text()) for place in places]
+    kept = {identity[:12]: run for identity, run in finished(POOL)}
+    ids = {identity[:12] for place in places for identity, _ in finished(place)}
+    dates = sorted({json.loads((kept[i] / "environment.json").read_text())["date"] for i in ids})
+    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    versions = sorted({f"raysim {e['raysim']}, torch {e['packages']['torch']}" for e in found})
+    machines = sorted({e["cpu"] for e in found})
+    return (
+        f"{len(runs)} runs, {days}, {'; '.join(versions)}, one core of {', '.join(machines)} each."
+    )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "tables", nargs="+", choices=list(TABLES), metavar="NAME", help=", ".join(TABLES)
+    )
+    for name in parser.parse_args(words).tables:
+        if status := make(name):
+            return status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

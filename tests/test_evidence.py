@@ -1,0 +1,82 @@
+"""The kept runs of the papers' tables: complete, without machines in them, and what pages say."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from raysim import run
+from tests.benchmarks import evidence
+from tests.benchmarks.evidence import RESULTS, TABLES, Evidence, beside, keep
+from tune_jobs.reuse import finished
+
+PAGES = sorted(path.stem for path in RESULTS.glob("*.md") if path.stem in TABLES)
+
+
+def test_a_kept_run_is_the_run_without_its_place(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    run(
+        quiet=True,
+        method="fedavg",
+        rounds=1,
+        data={"clients": 4, "image_size": 16, "split": {"use": 0.1}, "cache": tmp_path},
+        model={"name": "cnn", "width": 4},
+        execution={"backend": "inprocess"},
+        output={"dir": there, "tensorboard": False},
+    )
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    keep(there, pool)
+    keep(there, pool)
+    ((identity, original),) = finished(there)
+    assert [found for found, _ in finished(pool)] == [identity]
+    (home,) = pool.iterdir()
+    texts = {path.name: path.read_text() for path in home.iterdir()}
+    assert set(texts) == {"config.yaml", "environment.json", "summary.json"}
+    assert not [name for name, text in texts.items() if str(tmp_path) in text]
+    assert texts["summary.json"] == (original / "summary.json").read_text()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", json.loads(texts["environment.json"])["date"])
+
+
+def test_signs_and_order_beside_the_paper() -> None:
+    lines = pd.DataFrame(
+        [
+            {"row": "fedavg", "diff": None, "diff_low": None, "diff_high": None},
+            {"row": "up", "diff": 2.0, "diff_low": 1.0, "diff_high": 3.0},
+            {"row": "down", "diff": -2.0, "diff_low": -3.0, "diff_high": -1.0},
+            {"row": "near", "diff": 0.5, "diff_low": -1.0, "diff_high": 2.0},
+            {"row": "ours", "diff": 9.0, "diff_low": 8.0, "diff_high": 10.0},
+        ]
+    )
+    paper = {"fedavg": 50.0, "up": 53.0, "down": 51.0, "near": 52.0}
+    text = beside(lines, Evidence(asked=(), paper=paper, source="Somebody, Table 1"))
+    assert "| up | +2.00 [+1.00, +3.00] | 53.00 | +3.00 | agrees |" in text
+    assert "| down | -2.00 [-3.00, -1.00] | 51.00 | +1.00 | opposite |" in text
+    assert "| near | +0.50 [-1.00, +2.00] | 52.00 | +2.00 | within noise |" in text
+    assert "ours" not in text
+    assert "two orders: 0.67" in text  # of six pairs one is the other way round
+
+
+def test_no_kept_file_names_a_place() -> None:
+    files = [path for path in (RESULTS / "runs").rglob("*") if path.is_file()]
+    assert not [
+        path for path in files if re.search(r"/(home|work|root|tmp|mnt)/", path.read_text())
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_made_of_its_kept_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(RESULTS / "runs", tmp_path / "runs")
+    for attribute, path in {"RESULTS": tmp_path, "POOL": tmp_path / "runs"}.items():
+        monkeypatch.setattr(evidence, attribute, path)
+    monkeypatch.setattr(evidence, "_WORK", tmp_path / "work")
+    kept = len(list((tmp_path / "runs").iterdir()))
+    assert evidence.make(name) == 0
+    assert len(list((tmp_path / "runs").iterdir())) == kept, "a run was missing"
+    assert (tmp_path / f"{name}.md").read_text() == (RESULTS / f"{name}.md").read_text()
