@@ -71,7 +71,7 @@ def search(
     grace: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Rounds before asha may stop any. Default: a ninth, past warm-up."
+            min=1, help="Rounds before asha may stop any. Default: a third, past warm-up."
         ),
     ] = None,
     std_weight: Annotated[

@@ -144,15 +144,16 @@ def read_settings(
 
 
 def _grace(base: RunConfig) -> int:
-    """Return the first report by which trials may be told apart: a ninth of the rounds at least.
+    """Return the first report by which trials may be told apart: a third of the rounds at least.
 
-    Where a method's first rounds are all alike (FedFIP's warm-up), settings show nothing there.
+    In the first rounds all are at chance, and where a method's first rounds are all alike (FedFIP's
+    warm-up), settings show nothing there.
     """
     every, rounds = base.evaluation.every, base.rounds
     phases = method_of(base).active_phases
     alike = next((r for r in range(rounds) if phases(r) != phases(0)), 0)
-    ninth = rounds // _REDUCTION**2 // every * every
-    return min(max(every, ninth, -(-(alike + 1) // every) * every), rounds)
+    third = rounds // _REDUCTION // every * every
+    return min(max(every, third, -(-(alike + 1) // every) * every), rounds)
 
 
 def data_words(spec: str) -> list[str]:

@@ -66,7 +66,7 @@ class TableSettings(Settings):
 
         So the first seed of everything is there first.
         """
-        first, lines = self.base().seed, self._lines()
+        first, lines = self.base().seed, self.lines()
         chosen = self.chosen or ({},) * len(lines)
         return [
             line | best | {"seed": first + i}
@@ -83,9 +83,9 @@ class TableSettings(Settings):
     def trials(self) -> list[dict[str, Any]]:
         """Return the values of every run of tuning: combinations within rows within data sets."""
         seed = {"seed": self.base().seed}
-        return [line | values | seed for line in self._lines() for values in self.combinations()]
+        return [line | values | seed for line in self.lines() for values in self.combinations()]
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[dict[str, Any]]:
         """Return the values of rows within data sets."""
         return [
             own | self.scoped.get(name, {}) | row.values | self.scoped.get(row.values["method"], {})
@@ -183,7 +183,7 @@ def read_settings(
     )
     for values in asked.trials():
         trial_config(base, values)
-    if again := sorted({key for line in asked._lines() for key in line} & set(asked.tune)):
+    if again := sorted({key for line in asked.lines() for key in line} & set(asked.tune)):
         raise ConfigError(f"--tune {again[0]}: a row or data set sets it already")
     return asked
 

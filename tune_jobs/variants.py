@@ -112,6 +112,8 @@ def rows_of(path: Path) -> list[Variant]:
     for label, values in found.items():
         if not isinstance(values, dict) or not isinstance(values.get("method"), str):
             raise ConfigError(f"--rows {path}: {label}: expected the row's keys, e.g. {_EXAMPLE}")
+        if "seed" in values:
+            raise ConfigError(f"--rows {path}: {label}: every row has the seeds of --seeds")
         ordered = {"method": values["method"]} | values
         if same := next((row.label for row in rows if row.values == ordered), None):
             raise ConfigError(f"--rows {path}: {same} and {label} are the same")

@@ -135,6 +135,7 @@ def test_rows_from_a_file(tmp_path: Path) -> None:
         ("a: {local.lr: 0.1}", "a: expected the row's keys"),
         ("a: {method: fedavg}\nb: {method: fedavg}", "a and b are the same"),
         ("a: {method: fedavg", "flow mapping"),
+        ("a: {method: fedavg, seed: 3}", "the seeds of --seeds"),
     ],
 )
 def test_a_file_that_is_no_rows(tmp_path: Path, text: str, said: str) -> None:

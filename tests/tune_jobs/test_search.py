@@ -102,17 +102,17 @@ def test_the_space_says_the_method_and_hand_set_keys_are_not_searched() -> None:
     assert list(asked("method=fedbn").space) == ["local.lr"]
 
 
-def test_grace_is_a_ninth_of_the_rounds_and_a_multiple_of_reports() -> None:
+def test_grace_is_a_third_of_the_rounds_and_a_multiple_of_reports() -> None:
     fedavg = "method=fedavg"
-    assert asked(fedavg, max_rounds=30).grace == 3
-    assert asked(fedavg, "evaluation.every=5", max_rounds=100).grace == 10
-    assert asked(fedavg, "evaluation.every=5", max_rounds=30).grace == 5
+    assert asked(fedavg, max_rounds=30).grace == 10
+    assert asked(fedavg, "evaluation.every=5", max_rounds=100).grace == 30
+    assert asked(fedavg, "evaluation.every=5", max_rounds=10).grace == 5
 
 
 def test_grace_outlasts_rounds_that_are_all_alike() -> None:
-    assert asked("method.warmup_rounds=5", max_rounds=30).grace == 6
-    assert asked("method.warmup_rounds=5", "evaluation.every=4", max_rounds=30).grace == 8
-    assert asked("method.warmup_rounds=9", max_rounds=8).grace == 1
+    assert asked("method.warmup_rounds=5", max_rounds=12).grace == 6
+    assert asked("method.warmup_rounds=5", "evaluation.every=4", max_rounds=12).grace == 8
+    assert asked("method.warmup_rounds=9", max_rounds=8).grace == 2
 
 
 def test_settings_survive_their_file() -> None:
