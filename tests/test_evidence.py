@@ -1,6 +1,7 @@
 """The kept runs of the papers' tables: complete, without machines in them, and what pages say."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -72,6 +73,8 @@ def test_no_kept_file_names_a_place() -> None:
 def test_a_page_is_made_of_its_kept_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "$" in os.path.expandvars(" ".join(TABLES[name].asked)):
+        pytest.skip("its data is not here")
     shutil.copytree(RESULTS / "runs", tmp_path / "runs")
     for attribute, path in {"RESULTS": tmp_path, "POOL": tmp_path / "runs"}.items():
         monkeypatch.setattr(evidence, attribute, path)
