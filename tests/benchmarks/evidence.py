@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,13 @@ class Evidence:
         asked: words of `python -m tune_jobs.table`; `$NAME` is a variable of the environment.
         paper: what the paper reports by row, in percent.
         source: where it does.
+        sizes: whether its page has sizes as papers count them, too.
     """
 
     asked: tuple[str, ...]
     paper: Mapping[str, float] = field(default_factory=dict)
     source: str = ""
+    sizes: bool = False
 
 
 _TUNED = ("--tune", "local.lr=0.03,0.1,0.3", "--seeds", "3")
@@ -85,9 +87,11 @@ TABLES = {
         asked=("--preset", "mini", "--sparsity", "0.2:0.8:0.2", "--seeds", "6"),
         paper={"fedavg": 74.35, "keep 0.2": 57.58, "keep 0.8": 74.44},
         source="FedFIP, Digits, AVG",
+        sizes=True,
     ),
     "fedfip_controls": Evidence(
         asked=("--preset", "mini", "--rows", str(_ROWS / "fedfip_controls.yaml"), "--seeds", "6"),
+        sizes=True,
     ),
     "fedfip_sensitivity": Evidence(
         asked=("--preset", "mini", "--sensitivity", "fedfip", "--seeds", "2"),
@@ -157,7 +161,7 @@ def keep(source: Path, pool: Path) -> None:
             del config[section]
         config["data"] |= {"root": None, "cache": None}
         environment = json.loads((run / "environment.json").read_text())
-        ended = datetime.fromtimestamp((run / "summary.json").stat().st_mtime, UTC)
+        ended = datetime.fromtimestamp((run / "summary.json").stat().st_mtime, timezone.utc)
         home.mkdir(exist_ok=True)
         write_text(yaml.safe_dump(config, sort_keys=False), home / "config.yaml")
         found = {key: environment[key] for key in _KEPT} | {"date": f"{ended:%Y-%m-%d}"}
@@ -181,9 +185,41 @@ def page(name: str, study: Path) -> str:
         f"{' '.join(evidence.asked)}`: {_provenance(study, runs)}",
         (study / "table.md").read_text().strip(),
     ]
+    if evidence.sizes:
+        parts += ["## Sizes", sizes(study, runs)]
     if evidence.paper:
         parts += ["## Beside the paper", beside(lines, evidence)]
     return "\n\n".join(parts) + "\n"
+
+
+def sizes(study: Path, runs: pd.DataFrame) -> str:
+    """Return parameters and multiply-adds, as papers count them and of the sliced model."""
+    keys = ("params", "params_sliced", "flops", "flops_sliced", "wall_s")
+    found = [json.loads((_home(study, t) / "summary.json").read_text()) for t in runs["trial"]]
+    means = pd.DataFrame(found)[list(keys)].groupby(runs["row"], sort=False).mean()
+    seconds = means["wall_s"] / means["wall_s"].iloc[0]
+    rows = [
+        (
+            *(str(row), f"{own['params'] / 1e3:.1f}", f"{own['params_sliced'] / 1e3:.1f}"),
+            *(
+                f"{own['flops'] / 1e6:.2f}",
+                f"{own['flops_sliced'] / 1e6:.2f}",
+                f"{seconds[row]:.2f}",
+            ),
+        )
+        for row, own in means.iterrows()
+    ]
+    heads = ("row", "params (k)", "sliced", "MFLOPs", "sliced", f"s / {rows[0][0]}")
+    return (
+        f"{table_text.markdown(Table(heads, tuple(rows)))}\n\n"
+        "Counted by the mask, as papers do (a pruned filter's own scalars are left out, the next "
+        "layer's that read it are not), and of the model that is really left. Seconds of a whole "
+        "run, tests of every round included, over those of the first row, two runs side by side."
+    )
+
+
+def _home(study: Path, trial: str) -> Path:
+    return next(p for p in (study / "runs" / trial, study / "reused" / trial) if p.is_dir())
 
 
 def beside(lines: pd.DataFrame, evidence: Evidence) -> str:
@@ -217,10 +253,7 @@ def _verdict(line: "pd.Series[Any]", paper: float) -> str:
 
 def _provenance(study: Path, runs: pd.DataFrame) -> str:
     """Say how many runs a table has, from when, with which versions, on what."""
-    places = [
-        next(p for p in (study / "runs" / t, study / "reused" / t) if p.is_dir())
-        for t in runs["trial"]
-    ]
+    places = [_home(study, trial) for trial in runs["trial"]]
     found = [json.loads((place / "environment.json").read_text()) for place in places]
     kept = {identity[:12]: run for identity, run in finished(POOL)}
     ids = {identity[:12] for place in places for identity, _ in finished(place)}
