@@ -92,7 +92,7 @@ class FedFIP(Method):
     fisher_samples: PositiveInt = 32
     """Examples measured for each client and domain."""
     mask: Literal["fisher", "random", "layerwise_random", "magnitude"] = "fisher"
-    """What ranks units; the others are controls (layerwise: each layer as large as by fisher)."""
+    """What ranks units; the others are controls (layerwise: as many in each layer as by fisher)."""
     ranking: Literal["raw", "layer_mean"] = "raw"
     """Whether units compete by raw scores or by scores over their layer's mean."""
     min_keep: Annotated[float, Field(ge=0, le=1)] = 0.05

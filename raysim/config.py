@@ -143,11 +143,15 @@ class RunConfig(Settings):
         partition = {k: v for k, v in data["partition"].items() if k != "path"}
         partition["sha256"] = partition_sha256
         tree["data"] = data | {"partition": partition, "sha256": data_sha256}
-        source = getattr(self.method, "source", None)  # a method from a user's file is its text
-        if source is not None:
-            code = hashlib.sha256(source[0].encode()).hexdigest()
-            tree["method"] = tree["method"] | {"file_sha256": code}
+        if self.method_sha256 is not None:
+            tree["method"] = tree["method"] | {"file_sha256": self.method_sha256}
         return tree
+
+    @property
+    def method_sha256(self) -> str | None:
+        """Hash of the text of a method from a user's file; None for those that ship."""
+        source = getattr(self.method, "source", None)
+        return hashlib.sha256(source[0].encode()).hexdigest() if source is not None else None
 
 
 def load_config(

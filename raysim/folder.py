@@ -122,7 +122,11 @@ def sole_use(folder: Path) -> Iterator[None]:
 
 
 def write_environment(
-    folder: Path, data_sha256: str, partition_sha256: str, placement: str
+    folder: Path,
+    data_sha256: str,
+    partition_sha256: str,
+    method_sha256: str | None,
+    placement: str,
 ) -> None:
     """Write `environment.json`: equal bits are promised for equal versions and hardware only.
 
@@ -130,6 +134,7 @@ def write_environment(
         folder: the run directory.
         data_sha256: hash of the data.
         partition_sha256: hash of who holds which examples.
+        method_sha256: hash of the method's file, if it is the user's.
         placement: hosts and cluster in words.
     """
     found = {
@@ -141,6 +146,7 @@ def write_environment(
         "placement": placement,
         "data_sha256": data_sha256,
         "partition_sha256": partition_sha256,
+        "method_sha256": method_sha256,
     }
     write_json(found, folder / "environment.json")
 

@@ -236,7 +236,13 @@ def opened(
             stack.enter_context(closing(executor))
             done = checkpoint.round if checkpoint else 0
             trackers = stack.enter_context(tracking(config, folder, done, _say(console)))
-        folders.write_environment(folder, dataset.sha256, partition.digest(), executor.description)
+        folders.write_environment(
+            folder,
+            dataset.sha256,
+            partition.digest(),
+            config.method_sha256,
+            executor.description,
+        )
         seconds = time.perf_counter() - started
         tell_ready(console, config, dataset.name, executor.description, seconds)
         yield _federation(

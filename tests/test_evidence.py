@@ -45,8 +45,8 @@ def test_a_kept_run_is_the_run_without_its_place(tmp_path: Path) -> None:
 def test_signs_and_order_beside_the_paper() -> None:
     lines = pd.DataFrame(
         [
-            {"row": "fedavg", "diff": None, "diff_low": None, "diff_high": None},
             {"row": "up", "diff": 2.0, "diff_low": 1.0, "diff_high": 3.0},
+            {"row": "fedavg", "diff": None, "diff_low": None, "diff_high": None},
             {"row": "down", "diff": -2.0, "diff_low": -3.0, "diff_high": -1.0},
             {"row": "near", "diff": 0.5, "diff_low": -1.0, "diff_high": 2.0},
             {"row": "ours", "diff": 9.0, "diff_low": 8.0, "diff_high": 10.0},

@@ -1,7 +1,8 @@
 """Finished runs as cells of another table.
 
 Equal experiments end with equal bits wherever they run, so one that has been run need not be run
-again. A run is known by its settings and by the hashes of its data and of who holds which images.
+again. A run is known by its settings and by the hashes of its data, of who holds which images, and
+of its method's file if that is the user's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from tune_jobs.trainable import trial_config
 
 REUSED = "reused"
 _NEEDED = ("config.yaml", "environment.json", "summary.json")
+_PART = ".part"
+_UNFIT = (OSError, ValueError, KeyError, TypeError, AttributeError, UserError)
 
 
 def take_over(
@@ -62,18 +65,39 @@ def take_over(
 
 
 def finished(source: Path) -> Iterator[tuple[str, Path]]:
-    """Yield identity and folder of the runs that came to their end, in the order of their names."""
+    """Yield identity and folder of the runs that came to their end, in the order of their names.
+
+    What is no such run, or one that this version cannot read, is passed over.
+    """
     for path in sorted(source.rglob("summary.json")):
         run = path.parent
-        if not all((run / name).is_file() for name in _NEEDED):
-            continue
-        with suppress(OSError, ValueError, KeyError, UserError):  # none that this version can read
-            summary = json.loads(path.read_text(encoding="utf-8"))
-            where = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-            text = (run / "config.yaml").read_text(encoding="utf-8")
-            config = build_config(parse_yaml(text, str(run)), method_table())
-            if summary["status"] == "done" and summary["rounds"] == config.rounds:
-                yield _hash(config, where["data_sha256"], where["partition_sha256"]), run
+        if run.suffix != _PART and all((run / name).is_file() for name in _NEEDED):
+            identity = ""
+            with suppress(*_UNFIT):
+                identity = _read(run)
+            if identity:
+                yield identity, run
+
+
+def _read(run: Path) -> str:
+    """Return the identity of a run.
+
+    Raises:
+        ValueError: it has not ended, lacks figures, or its method's file has changed since.
+    """
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    text = (run / "config.yaml").read_text(encoding="utf-8")
+    config = build_config(parse_yaml(text, str(run)), method_table())
+    for figures in (summary, summary["val"]):
+        for own in (figures, figures and figures["personal"]):
+            if own is not None:
+                float(own["last"]["avg"])
+    if summary["status"] != "done" or summary["rounds"] != config.rounds:
+        raise ValueError("it has not ended")
+    if environment.get("method_sha256") != config.method_sha256:
+        raise ValueError("its method's file has changed")
+    return _hash(config, environment["data_sha256"], environment["partition_sha256"])
 
 
 def _identity(base: RunConfig, values: Mapping[str, Any], dealt: dict[str, tuple[str, str]]) -> str:
@@ -105,9 +129,10 @@ def _copy(run: Path, home: Path) -> None:
     """
     if home.exists():
         return
-    partial = home.with_name(f"{home.name}.part")
+    partial = home.with_suffix(_PART)
     try:
-        partial.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         for path in run.iterdir():
             if path.is_file():
                 shutil.copy2(path, partial)

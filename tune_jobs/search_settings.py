@@ -14,8 +14,9 @@ from raysim.config import RunConfig, build_config
 from raysim.data.datasets import Dataset
 from raysim.errors import ConfigError
 from raysim.run import method_table, open_data, read_config
-from raysim.settings import Settings, aliases, did_you_mean
+from raysim.settings import Settings, did_you_mean
 from raysim.skeleton import method_of
+from tune_jobs.row_keys import canonical
 from tune_jobs.spaces import (
     Space,
     as_space,
@@ -194,11 +195,9 @@ def _chosen_space(space: str | None, base: RunConfig, overrides: Sequence[str]) 
 
 def _without_fixed(space: Space, base: RunConfig, overrides: Sequence[str]) -> Space:
     """Leave out what the command line has set by hand, under whatever name."""
-    fields = type(base.method).model_fields.items()
-    names = {f"method.{alias}": f"method.{n}" for n, f in fields for alias in [n, *aliases(f)]}
-    fixed = {word.partition("=")[0] for word in overrides}
-    fixed = {names.get(key, key) for key in fixed}
-    left = {key: entry for key, entry in space.items() if names.get(key, key) not in fixed}
+    method = type(base.method)
+    fixed = {canonical(word.partition("=")[0], method) for word in overrides}
+    left = {key: entry for key, entry in space.items() if canonical(key, method) not in fixed}
     if not left:
         raise ConfigError(f"nothing is left to search: {', '.join(space)} are set by hand")
     return left

@@ -52,7 +52,8 @@ class Plan:
 
     Attributes:
         base: the config that trials start from, as the user has it.
-        values: Tune's search space of a trial's values, or a grid of them.
+        values: Tune's search space of a trial's values, or a grid of them; None if all is known.
+        known: what became of trials that need not be run.
         num_samples: draws from it.
         searcher: Tune's search algorithm; None is its own.
         scheduler: Tune's scheduler; None lets every trial end.
@@ -61,6 +62,7 @@ class Plan:
 
     base: RunConfig
     values: Any
+    known: Sequence[Outcome] = ()
     num_samples: int = 1
     searcher: Any = None
     scheduler: Any = None
@@ -143,7 +145,7 @@ def conducted(
         study: folder of the study that this one is a part of, if it is.
 
     Yields:
-        What became of every trial.
+        What became of every trial, the known ones first.
 
     Raises:
         ClusterError: the cluster cannot be reached, or can never hold a trial.
@@ -151,8 +153,11 @@ def conducted(
         RunError: no trial came to an end.
     """
     whole = study or folder
+    signum, outcomes = 0, list(plan.known)
     try:
-        signum, outcomes = _run(plan, folder, console)
+        if plan.values is not None:
+            signum, ended = _run(plan, folder, console, whole)
+            outcomes += ended
     except BaseException:
         if not any(whole.glob(f"**/{RUNS}/*")):  # nothing has run: it would only be in the way
             shutil.rmtree(whole, ignore_errors=True)
@@ -171,7 +176,7 @@ def conducted(
         raise RunError(f"every trial failed: see {folder / FAILURES}")
 
 
-def _run(plan: Plan, folder: Path, console: Console) -> tuple[int, list[Outcome]]:
+def _run(plan: Plan, folder: Path, console: Console, whole: Path) -> tuple[int, list[Outcome]]:
     """Run Tune; returns the signal that stopped it, or 0, and what became of every trial."""
     from cluster.session import session  # before Ray, which reads its environment when imported
 
@@ -183,7 +188,7 @@ def _run(plan: Plan, folder: Path, console: Console) -> tuple[int, list[Outcome]
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         wanted = bundles(plan.base, ray.cluster_resources().get("GPU", 0.0))
         check_room(wanted, nodes)
-        console.print(f"study: {folder}", soft_wrap=True)
+        console.print(f"study: {whole}", soft_wrap=True)
         _say_where(console, plan.base, rooms(wanted, nodes, most=1000), cluster)
         with _silence(), stop.listening():
             follower = _fit(plan, folder, wanted, console)

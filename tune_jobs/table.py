@@ -36,7 +36,9 @@ class Compared(str, enum.Enum):
 def table(
     context: typer.Context,
     overrides: Overrides = None,
-    methods: Annotated[str, typer.Option(metavar="all|A,B,...", help="Its rows.")] = "all",
+    methods: Annotated[
+        str | None, typer.Option(metavar="all|A,B,...", help="Its rows. Default: all.")
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(metavar="NAME[=ROOT],...", help="Data sets. Default: the config's."),
@@ -65,7 +67,7 @@ def table(
         ),
     ] = None,
     compare: Annotated[
-        Compared, typer.Option(help="Whose AVG is compared with the first row's.")
+        Compared, typer.Option(help="Whose AVG is compared with the baseline's.")
     ] = Compared.avg,
     reuse: Annotated[
         list[Path] | None,
@@ -133,17 +135,13 @@ def _table(asked: Callable[[], TableSettings], resume: Path | None) -> None:
         settings = TableSettings.model_validate(read_study(folder, "table"))
     console.print(settings.words(), soft_wrap=True)
     settings = tuned(settings, folder, console)
-    cells = settings.cells()
-    sources = [*settings.sources(), folder / TUNING]
-    known = take_over(settings.base(), cells, sources, folder)
-    if known:
+    cells, sources = settings.cells(), settings.sources()
+    known = take_over(settings.base(), cells, [*sources, folder / TUNING], folder)
+    if known or sources:
         console.print(f"{len(known)} of {len(cells)} runs are there already", soft_wrap=True)
-    if len(known) == len(cells):
-        _conclude(known, settings, folder, console)
-        return
     plan = settings.plan(cells, known)
     with conducted(plan, folder, console, "tune_jobs.table") as outcomes:
-        _conclude([*known, *outcomes], settings, folder, console)
+        _conclude(outcomes, settings, folder, console)
 
 
 def _with_data(settings: TableSettings, console: Console) -> TableSettings:

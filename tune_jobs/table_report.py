@@ -71,7 +71,7 @@ def _charts(
         return []
     found = [_figures(known), *_differences(known, settings)]
     found += _sweeps(known, settings)
-    found.append(_curves(reports, runs))
+    found += _curves(reports, runs)
     priced = known.rename(columns={f"{name}_mean": name for name in (*PRICES, "avg")})
     return found + prices(priced, "avg", "row", "test AVG")
 
@@ -99,9 +99,9 @@ def _differences(table: pd.DataFrame, settings: TableSettings) -> list[Chart]:
     return [
         bars(
             "differences",
-            f"AVG against {settings.baseline}",
-            "Mean difference of AVG over the seeds that both have; the whiskers are its paired "
-            "95 % t interval.",
+            headings(settings)[-1],
+            "Mean difference over the seeds that both have; the whiskers are its paired 95 % t "
+            "interval.",
             [
                 Series(
                     "difference",
@@ -155,21 +155,21 @@ def _axis(values: Sequence[object]) -> dict[str, str]:
     return {"type": "log"} if spans_decades else {}
 
 
-def _curves(reports: pd.DataFrame, runs: pd.DataFrame) -> Chart:
+def _curves(reports: pd.DataFrame, runs: pd.DataFrame) -> list[Chart]:
+    """Return the curves of the runs whose metrics are there."""
     own = reports.merge(runs[["trial", "row"]], on="trial")
     series = []
     for row in runs["row"].drop_duplicates():
         mean = own[own["row"] == row].groupby("round")["test_avg"].mean()
         if len(mean):
             series.append(Series(row, mean.index.tolist(), mean.tolist()))
-    return lines(
-        "curves",
-        "Learning curves",
-        "Test AVG of the main model by round, mean over seeds.",
-        series,
-        x="round",
-        y="test AVG, %",
-    )
+    if not series:
+        return []
+    number = own["trial"].nunique()
+    text = f"Test AVG of the main model by round, mean over seeds; {number} of {len(runs)} runs."
+    return [
+        lines("curves", "Learning curves", text, series, x="round", y="test AVG, %"),
+    ]
 
 
 def _spread(table: pd.DataFrame, name: str) -> list[float]:

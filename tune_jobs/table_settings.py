@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -16,10 +17,14 @@ from raysim.settings import Settings, did_you_mean
 from raysim.yaml_text import parse_yaml
 from tune_jobs import variants
 from tune_jobs.outcome import Outcome
+from tune_jobs.row_keys import check_row, check_tuned
 from tune_jobs.search_settings import data_words
 from tune_jobs.study import Plan
 from tune_jobs.trainable import trial_config
 from tune_jobs.variants import BASELINE, Variant
+
+if TYPE_CHECKING:
+    from raysim.method import Method
 
 
 class Row(Settings):
@@ -93,6 +98,10 @@ class TableSettings(Settings):
             for row in self.rows
         ]
 
+    def labels(self) -> list[tuple[str, str]]:
+        """Return data set and row of each of `lines`."""
+        return [(name, row.label) for name in self.data for row in self.rows]
+
     def place(self, index: int) -> tuple[str, str, int]:
         """Return row, data set and seed of a cell."""
         seed, rest = divmod(index, len(self.data) * len(self.rows))
@@ -110,7 +119,8 @@ class TableSettings(Settings):
 
         done = [outcome.values for outcome in known]
         left = [values for values in cells if values not in done]
-        return Plan(base=self.base(), values=tune.grid_search(left))
+        values = tune.grid_search(left) if left else None
+        return Plan(base=self.base(), values=values, known=known)
 
     def sources(self) -> list[Path]:
         """Return the folders that finished runs are taken from."""
@@ -137,7 +147,7 @@ class TableSettings(Settings):
 def read_settings(
     overrides: Sequence[str],
     *,
-    methods: str,
+    methods: str | None,
     data: str | None,
     seeds: int,
     ablation: str | None,
@@ -181,11 +191,23 @@ def read_settings(
         tune=_tuned(tune),
         reuse=tuple(str(_folder(path)) for path in reuse),
     )
-    for values in asked.trials():
-        trial_config(base, values)
-    if again := sorted({key for line in asked.lines() for key in line} & set(asked.tune)):
-        raise ConfigError(f"--tune {again[0]}: a row or data set sets it already")
+    _check(asked, plain)
     return asked
+
+
+def _check(asked: TableSettings, plain: Sequence[str]) -> None:
+    """Try every row's settings, so that what is wrong is told before anything runs."""
+    base, places = asked.base(), asked.labels()
+    for name in _methods_of(asked.rows):
+        check_row(f"{name}:", asked.scoped.get(name, ()))
+    for (_, label), line in zip(places, asked.lines(), strict=True):
+        own = line | dict.fromkeys(word.partition("=")[0] for word in plain)
+        check_tuned(asked.tune, label, own, _method(line["method"]))
+        for values in asked.combinations():
+            try:
+                trial_config(base, line | values)
+            except ConfigError as error:
+                raise ConfigError(f"{label}: {error}") from None
 
 
 def _tuned(words: Sequence[str]) -> dict[str, list[Any]]:
@@ -194,15 +216,17 @@ def _tuned(words: Sequence[str]) -> dict[str, list[Any]]:
     for word in words:
         key, _, text = word.partition("=")
         values = parse_yaml(f"[{text}]", f"the values of {key}")
-        if not key or not values or key == "seed" or key in found:
+        if not key or not values or key in found:
             raise ConfigError(f"--tune {word}: expected KEY=VALUE,..., e.g. local.lr=0.03,0.1")
+        if len({str(value) for value in values}) < len(values):
+            raise ConfigError(f"--tune {word}: a value twice")
         found[key] = values
     return found
 
 
 def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise ConfigError(f"--reuse {path}: no such folder")
+    if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        raise ConfigError(f"--reuse {path}: no such folder, or it may not be read")
     return path.resolve()
 
 
@@ -211,15 +235,15 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def _rows(
-    names: str,
+    names: str | None,
     ablation: str | None,
     sensitivity: str | None,
     sparsity: str | None,
     file: Path | None,
 ) -> tuple[str, list[Variant]]:
     asked = {
-        **{"--ablation": ablation, "--sensitivity": sensitivity, "--sparsity": sparsity},
-        "--rows": file,
+        **{"--methods": names, "--ablation": ablation, "--sensitivity": sensitivity},
+        **{"--sparsity": sparsity, "--rows": file},
     }
     given = [option for option, value in asked.items() if value is not None]
     if len(given) > 1:
@@ -227,29 +251,29 @@ def _rows(
     if ablation is not None:
         return f"ablation of {ablation}", variants.ablation(ablation)
     if sensitivity is not None:
-        _check_method(sensitivity)
+        _method(sensitivity)
         return f"sensitivity of {sensitivity}", variants.sensitivity(sensitivity)
     if sparsity is not None:
         return "sparsity", variants.sparsity(sparsity)
     if file is not None:
         found = variants.rows_of(file)
         for row in found:
-            _check_method(row.values["method"])
+            _method(row.values["method"])
         return file.stem.replace("_", " "), found
     table = method_table()
-    chosen = list(table) if names == "all" else names.split(",")
+    chosen = list(table) if names in (None, "all") else names.split(",")
     for name in chosen:
-        _check_method(name)
+        _method(name)
     return "methods", variants.methods(list(dict.fromkeys(chosen)))
 
 
-def _check_method(name: str) -> None:
+def _method(name: str) -> type[Method]:
     from raysim.config import find_in
 
-    find_in(method_table(), name)
+    return find_in(method_table(), name)
 
 
-def _methods_of(rows: Sequence[Variant]) -> list[str]:
+def _methods_of(rows: Sequence[Variant | Row]) -> list[str]:
     return list(dict.fromkeys(row.values["method"] for row in rows))
 
 
@@ -257,6 +281,8 @@ def _data_sets(text: str) -> dict[str, dict[str, Any]]:
     found = {}
     for spec in text.split(","):
         words = dict(word.split("=", 1) for word in data_words(spec))
+        if words["data"] in found:
+            raise ConfigError(f"--data {text}: {words['data']} twice")
         found[words["data"]] = words
     return found
 

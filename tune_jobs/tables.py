@@ -64,10 +64,9 @@ def compare(runs: pd.DataFrame, settings: TableSettings) -> pd.DataFrame:
             for name in FIGURES:
                 mean, deviation = _mean_std(own[name].dropna().to_numpy(float))
                 line |= {f"{name}_mean": mean, f"{name}_std": deviation}
-            if row.label != settings.baseline:
-                own_minus_base = (own["compared"] - base).dropna()
-                difference, low, high = paired(own_minus_base.to_numpy(float))
-                line |= {"diff": difference, "diff_low": low, "diff_high": high}
+            differences = (own["compared"] - base).dropna().to_numpy(float)
+            ends = paired(differences if row.label != settings.baseline else differences[:0])
+            line |= dict(zip(("diff", "diff_low", "diff_high"), ends, strict=True))
             lines.append(line)
     return pd.DataFrame(lines)
 
@@ -145,10 +144,9 @@ def _tuned_words(settings: TableSettings) -> str:
     """Say what tuning has chosen."""
     if not settings.chosen:
         return ""
-    labels = [(data, row.label) for data in settings.data for row in settings.rows]
     words = [
         f"{label} {short(values)}" + (f" ({data})" if len(settings.data) > 1 else "")
-        for (data, label), values in zip(labels, settings.chosen, strict=True)
+        for (data, label), values in zip(settings.labels(), settings.chosen, strict=True)
     ]
     return f" Chosen on validation images with the first seed: {', '.join(words)}."
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,39 +34,43 @@ def tuned(settings: TableSettings, folder: Path, console: Console) -> TableSetti
         The settings with what was chosen.
 
     Raises:
-        RunError: every trial of a row failed.
+        RunError: a trial failed.
     """
     if not settings.tune:
         return settings
     trials, home = settings.trials(), folder / TUNING
     (home / RUNS).mkdir(parents=True, exist_ok=True)
     known = take_over(settings.base(), trials, settings.sources(), home)
-    outcomes = known
     console.print(f"{settings.tuning_words()}; {len(known)} are there already", soft_wrap=True)
-    if len(known) < len(trials):
-        plan = settings.plan(trials, known)
-        with conducted(plan, home, console, "tune_jobs.table", study=folder) as ended:
-            outcomes = [*known, *ended]
-    write_frame(reports(outcomes), home / "trials.parquet")
+    plan = settings.plan(trials, known)
+    with conducted(plan, home, console, "tune_jobs.table", study=folder) as outcomes:
+        write_frame(reports(outcomes), home / "trials.parquet")
+    if failed := sum(outcome.status == "failed" for outcome in outcomes):
+        raise RunError(
+            f"{failed} of {len(trials)} trials of tuning failed, and rows would not have the same "
+            f"chances: see {home / FAILURES}. `--resume {folder}` tries them again; with "
+            "participation.nonfinite=skip a value that lets training diverge loses, and fails not"
+        )
+    by_values = {_key(outcome.values): outcome for outcome in outcomes}
     combinations = settings.combinations()
     rows = [trials[i : i + len(combinations)] for i in range(0, len(trials), len(combinations))]
-    chosen = []
-    for own in rows:
-        winner = best([o for t in own for o in outcomes if o.values == t], settings.compared)
-        if winner is None:
-            raise RunError(f"every trial of {own[0]} failed: see {home / FAILURES}")
-        chosen.append(combinations[own.index(dict(winner.values))])
-    return settings.model_copy(update={"chosen": tuple(chosen)})
+    found = [[by_values[_key(trial)] for trial in own] for own in rows]
+    chosen = tuple(combinations[best(own, settings.compared)] for own in found)
+    return settings.model_copy(update={"chosen": chosen})
 
 
-def best(outcomes: Sequence[Outcome], compared: str) -> Outcome | None:
-    """Return the outcome of the highest validation AVG; None if none is done."""
+def _key(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True)
 
-    def rank(outcome: Outcome) -> tuple[float, float]:
-        figures = judged(outcome.summary()["val"], compared)
+
+def best(outcomes: Sequence[Outcome], compared: str) -> int:
+    """Return the index of the highest validation AVG."""
+
+    def rank(index: int) -> tuple[float, float]:
+        figures = judged(outcomes[index].summary()["val"], compared)
         return -figures["avg"], figures["std"]
 
-    return min((o for o in outcomes if o.status == "done"), key=rank, default=None)
+    return min(range(len(outcomes)), key=rank)
 
 
 def judged(figures: Any, compared: str) -> dict[str, float]:

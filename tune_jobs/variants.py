@@ -12,6 +12,7 @@ from typing import Any
 from raysim.errors import ConfigError
 from raysim.settings import did_you_mean
 from raysim.yaml_text import parse_yaml
+from tune_jobs.row_keys import check_row
 from tune_jobs.spaces import method_space, spread
 
 BASELINE = "fedavg"
@@ -112,8 +113,7 @@ def rows_of(path: Path) -> list[Variant]:
     for label, values in found.items():
         if not isinstance(values, dict) or not isinstance(values.get("method"), str):
             raise ConfigError(f"--rows {path}: {label}: expected the row's keys, e.g. {_EXAMPLE}")
-        if "seed" in values:
-            raise ConfigError(f"--rows {path}: {label}: every row has the seeds of --seeds")
+        check_row(f"--rows {path}: {label}", values)
         ordered = {"method": values["method"]} | values
         if same := next((row.label for row in rows if row.values == ordered), None):
             raise ConfigError(f"--rows {path}: {same} and {label} are the same")

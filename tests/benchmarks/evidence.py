@@ -166,7 +166,7 @@ def keep(source: Path, pool: Path) -> None:
         write_text(yaml.safe_dump(config, sort_keys=False), home / "config.yaml")
         found = {key: environment[key] for key in _KEPT} | {"date": f"{ended:%Y-%m-%d}"}
         write_json(found, home / "environment.json")
-        shutil.copy2(run / "summary.json", home)
+        write_text((run / "summary.json").read_text(), home / "summary.json")
 
 
 def page(name: str, study: Path) -> str:
@@ -224,7 +224,7 @@ def _home(study: Path, trial: str) -> Path:
 
 def beside(lines: pd.DataFrame, evidence: Evidence) -> str:
     """Return the differences here beside those of the paper, and whether signs and order agree."""
-    base = evidence.paper[next(row for row in lines["row"] if row in evidence.paper)]
+    base = evidence.paper[lines.loc[lines["diff"].isna(), "row"].iloc[0]]
     rows, orders = [], []
     for _, line in lines[lines["row"].isin(list(evidence.paper))].iterrows():
         paper = evidence.paper[line["row"]]

@@ -86,12 +86,29 @@ def test_what_is_not_a_finished_run_is_passed_over(there: Path, tmp_path: Path) 
         "cut": lambda p: (p / "summary.json").write_text('{"status": "do'),
         "strange": lambda p: (p / "config.yaml").write_text("method: {name: nobody}"),
         "bare": lambda p: (p / "environment.json").unlink(),
+        "none": lambda p: (p / "config.yaml").write_text(""),
+        "list": lambda p: (p / "summary.json").write_text("[]"),
+        "null": lambda p: (p / "environment.json").write_text("null"),
+        "old": lambda p: _change(p / "summary.json", last=None),
+        "edited": lambda p: _change(p / "environment.json", method_sha256="0" * 64),
+        "half.part": lambda p: None,
     }
     for name, damage in damages.items():
         shutil.copytree(original, tmp_path / "runs" / name)
         damage(tmp_path / "runs" / name)
     assert [path.name for _, path in finished(tmp_path / "runs")] == ["other"]
     assert taken(tmp_path / "runs", tmp_path / "study", CELL) == []
+
+
+def test_a_run_of_a_method_file_counts_while_the_file_is_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    text = "from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    name: str = 'mine'\n"
+    file.write_text(text)
+    settings = TINY | {"method": f"{file}:Mine", "output": {"dir": tmp_path / "runs"}}
+    run(quiet=True, **settings)
+    assert len(list(finished(tmp_path / "runs"))) == 1
+    file.write_text(text + "\n    title = 'another'\n")
+    assert not list(finished(tmp_path / "runs"))
 
 
 def _change(path: Path, **values: Any) -> None:
@@ -135,7 +152,10 @@ def test_rows_from_a_file(tmp_path: Path) -> None:
         ("a: {local.lr: 0.1}", "a: expected the row's keys"),
         ("a: {method: fedavg}\nb: {method: fedavg}", "a and b are the same"),
         ("a: {method: fedavg", "flow mapping"),
-        ("a: {method: fedavg, seed: 3}", "the seeds of --seeds"),
+        ("a: {method: fedavg, seed: 3}", "seed is not for one row"),
+        ("a: {method: fedavg, data.name: pacs}", "data.name is not for one row"),
+        ("a: {method: fedavg, local: {lr: 0.1}}", "local is not for one row"),
+        ("a: {method: fedavg, 3: 4}", "3 is not for one row"),
     ],
 )
 def test_a_file_that_is_no_rows(tmp_path: Path, text: str, said: str) -> None:
@@ -148,13 +168,18 @@ def test_a_file_that_is_no_rows(tmp_path: Path, text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--rows", "/no/such.yaml"], "No such file"),
-        (["--rows", "x.yaml", "--ablation", "fedfip"], "exclude each other"),
+        (["--rows", "x.yaml"], "--methods and --rows exclude each other"),
         (["--tune", "local.lr"], "expected KEY=VALUE"),
-        (["--tune", "seed=1,2"], "expected KEY=VALUE"),
+        (["--tune", "seed=1,2"], "only method.*, model.*, local.*"),
+        (["--tune", "data.split.val=0.1,0.2"], "only method.*, model.*, local.*"),
+        (["--tune", "local.lr=0.1,0.1"], "a value twice"),
+        (["--tune", "local.lr=0.1", "--tune", "local.lr=0.2"], "expected KEY=VALUE"),
+        (["--tune", "local.lr=0.1", "local.lr=0.2"], "fedavg has local.lr set already"),
+        (["fedavg:data.split.val=0.1"], "fedavg:: data.split.val is not for one row"),
+        (["--data", "digits_mini,digits_mini"], "digits_mini twice"),
         (["--tune", "local.rl=0.1"], "did you mean 'lr'"),
         (["--tune", "local.lr=fast"], "local.lr"),
-        (["--tune", "local.lr=0.1", "fedavg:local.lr=0.2"], "sets it already"),
+        (["--tune", "local.lr=0.1", "fedavg:local.lr=0.2"], "fedavg has local.lr set already"),
         (["--reuse", "/no/such"], "no such folder"),
     ],
 )
@@ -163,6 +188,20 @@ def test_wrong_words_are_refused(tmp_path: Path, words: list[str], said: str) ->
     assert result.exit_code == 2, result.output
     assert said in result.stderr.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_field_under_two_names_is_tuned_once_or_not_at_all() -> None:
+    with pytest.raises(ConfigError, match=r"fedfip has method\.lambda set already"):
+        asked("fedfip:method.lambda=0.1", methods="fedfip", tune=["method.contrastive_weight=0.2"])
+    with pytest.raises(ConfigError, match="contrastive_weight twice"):
+        asked(methods="fedfip", tune=["method.lambda=0.1", "method.contrastive_weight=0.2"])
+
+
+def test_what_is_wrong_with_a_row_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "rows.yaml"
+    file.write_text("first: {method: fedavg}\nsecond: {method: moon, method.muu: 1}\n")
+    with pytest.raises(ConfigError, match=r"second: method\.muu"):
+        asked(rows=file)
 
 
 # Tuning -----------------------------------------------------------------------------------------
@@ -194,11 +233,11 @@ def test_what_is_chosen_holds_for_all_seeds_of_a_row() -> None:
     assert "fedavg lr=0.1 epochs=2, fedfip lr=0.2 epochs=1" in words
 
 
-def trial(folder: Path, name: str, figures: Any, status: Any = "done") -> Outcome:
+def trial(folder: Path, name: str, figures: Any) -> Outcome:
     place = folder / name
     place.mkdir()
     (place / "summary.json").write_text(json.dumps({"val": figures}))
-    return Outcome(trial=name, values={}, status=status, folder=place)
+    return Outcome(trial=name, values={}, status="done", folder=place)
 
 
 def val(avg: float, std: float, personal: float | None = None) -> dict[str, Any]:
@@ -207,17 +246,9 @@ def val(avg: float, std: float, personal: float | None = None) -> dict[str, Any]
 
 
 def test_the_highest_validation_avg_wins_then_the_lower_std_then_the_first(tmp_path: Path) -> None:
-    outcomes = [
-        trial(tmp_path, "low", val(50, 1)),
-        trial(tmp_path, "wide", val(60, 9)),
-        trial(tmp_path, "best", val(60, 5)),
-        trial(tmp_path, "later", val(60, 5)),
-        trial(tmp_path, "failed", val(99, 1), status="failed"),
-    ]
-    winner = best(outcomes, "avg")
-    assert winner is not None
-    assert winner.trial == "best"
-    assert best(outcomes[-1:], "avg") is None
+    figures = {"low": (50, 1), "wide": (60, 9), "best": (60, 5), "later": (60, 5)}
+    outcomes = [trial(tmp_path, name, val(*pair)) for name, pair in figures.items()]
+    assert best(outcomes, "avg") == 2
 
 
 def test_personal_models_are_judged_where_there_are_any() -> None:

@@ -133,7 +133,7 @@ def outcome(status: Any, error: str = "") -> Outcome:
 
 def test_a_study_of_failures_only_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [outcome("failed", "no room\nat all")]
-    monkeypatch.setattr(study, "_run", lambda plan, folder, console: (0, found))
+    monkeypatch.setattr(study, "_run", lambda plan, folder, console, whole: (0, found))
     with pytest.raises(RunError, match=r"every trial failed: see .*failures\.json"):
         conduct(Plan(base=base(tmp_path), values={}), tmp_path)
     assert json.loads((tmp_path / "failures.json").read_text())["failed"]["error"] == (
@@ -145,7 +145,7 @@ def test_a_stopped_study_is_concluded_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [outcome("done"), outcome("unfinished")]
-    monkeypatch.setattr(study, "_run", lambda plan, folder, console: (signal.SIGTERM, found))
+    monkeypatch.setattr(study, "_run", lambda plan, folder, console, whole: (signal.SIGTERM, found))
     (tmp_path / "failures.json").write_text("of before")
     said, seen = StringIO(), []
     folder = tmp_path

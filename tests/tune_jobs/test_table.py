@@ -18,6 +18,8 @@ from tests.toy import only_run
 from tune_jobs import table as command_line
 from tune_jobs import variants
 from tune_jobs.outcome import Outcome
+from tune_jobs.records import reports
+from tune_jobs.table_report import render
 from tune_jobs.table_settings import TableSettings, read_settings
 from tune_jobs.tables import cells, compare, latex, markdown, paired
 from tune_jobs.trainable import trial_config
@@ -35,6 +37,8 @@ def asked(*overrides: str, **more: Any) -> TableSettings:
         **{"sensitivity": None, "sparsity": None, "rows": None, "config": None, "preset": None},
         **{"tune": [], "compare": "avg", "reuse": []},
     }
+    if more.keys() & {"ablation", "sensitivity", "sparsity", "rows"}:
+        options["methods"] = None
     return read_settings(overrides, **options | more)
 
 
@@ -145,7 +149,8 @@ def test_a_key_can_hold_for_one_method_or_data_set() -> None:
 def test_what_cannot_be_is_refused_before_anything_runs(
     words: list[str], said: str, tmp_path: Path
 ) -> None:
-    methods = [] if "--methods" in words else ["--methods", "fedavg,fedfip"]
+    own_rows = {"--methods", "--ablation", "--sensitivity", "--sparsity"} & set(words)
+    methods = [] if own_rows else ["--methods", "fedavg,fedfip"]
     result = call(*methods, *words, f"output.dir={tmp_path}")
     assert result.exit_code == 2, result.output
     assert said in result.stderr.replace("\n", " ")
@@ -184,6 +189,15 @@ def test_lines_average_over_seeds_and_compare_seed_by_seed(tmp_path: Path) -> No
     assert fedfip["flops_mean"] == 5
     assert fedfip["mb_mean"] == 7
     assert fedfip["seconds_mean"] == 3
+
+
+def test_one_row_has_nothing_to_differ_from(tmp_path: Path) -> None:
+    settings = asked(methods="fedavg")
+    runs = outcomes(settings, tmp_path)
+    found = compare(cells(settings, runs), settings)
+    assert found["diff"].isna().all()
+    assert "| fedavg |" in markdown(found, settings)
+    assert render(settings, runs, found, reports(runs), cells(settings, runs))
 
 
 def test_a_failed_run_is_left_out_of_its_row_and_its_pair(tmp_path: Path) -> None:
