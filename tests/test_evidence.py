@@ -12,6 +12,7 @@ import pytest
 from raysim import run
 from tests.benchmarks import evidence
 from tests.benchmarks.evidence import RESULTS, TABLES, Evidence, beside, keep
+from tests.toy import ROOT
 from tune_jobs.reuse import finished
 
 PAGES = sorted(path.stem for path in RESULTS.glob("*.md") if path.stem in TABLES)
@@ -66,6 +67,20 @@ def test_no_kept_file_names_a_place() -> None:
     assert not [
         path for path in files if re.search(r"/(home|work|root|tmp|mnt)/", path.read_text())
     ]
+
+
+def test_the_readmes_rows_are_the_pages() -> None:
+    section = (ROOT / "README.md").read_text().split("## Does it reproduce?")[1].split("\n## ")[0]
+    page = (RESULTS / "several_domains.md").read_text()
+    page = page.partition("## Beside the paper")[0]
+    known = {cells[0]: cells for cells in map(_cells, page.splitlines()) if cells}
+    rows = [cells for cells in map(_cells, section.splitlines()) if cells and cells[0] in known]
+    assert len(rows) >= 8
+    assert not [cells for cells in rows if not set(cells) <= set(known[cells[0]])]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
 
 
 @pytest.mark.slow

@@ -211,7 +211,7 @@ def sizes(study: Path, runs: pd.DataFrame) -> str:
     ]
     heads = ("row", "params (k)", "sliced", "MFLOPs", "sliced", f"s / {rows[0][0]}")
     return (
-        f"{table_text.markdown(Table(heads, tuple(rows)))}\n\n"
+        f"{table_text.markdown(Table(heads, tuple(rows))).strip()}\n\n"
         "Counted by the mask, as papers do (a pruned filter's own scalars are left out, the next "
         "layer's that read it are not), and of the model that is really left. Seconds of a whole "
         "run, tests of every round included, over those of the first row, two runs side by side."
@@ -239,7 +239,7 @@ def beside(lines: pd.DataFrame, evidence: Evidence) -> str:
     order = stats.kendalltau(*zip(*orders, strict=True)).statistic
     heads = ("row", "difference here", "paper", "difference there", "sign")
     return (
-        f"{table_text.markdown(Table(heads, tuple(rows)))}\n\n"
+        f"{table_text.markdown(Table(heads, tuple(rows))).strip()}\n\n"
         f"Paper: {evidence.source}. Sign: whether the 95 % interval here lies on the paper's side "
         f"of 0. Kendall's tau of the two orders: {order:.2f}."
     )
