@@ -218,7 +218,8 @@ SCRIPT = """
 import sys
 from tests.data.preparing.toy import Listing, go, slow_rows
 if __name__ == "__main__":
-    go(Listing({"one": slow_rows()}), sys.argv[1], processes=int(sys.argv[2]), chunk_records=4)
+    listing = Listing({"one": slow_rows(0.2)})  # a signal comes in time on a busy machine, too
+    go(listing, sys.argv[1], processes=int(sys.argv[2]), chunk_records=4)
 """
 
 

@@ -66,9 +66,9 @@ def rows(keys: Sequence[int], classes: Sequence[str] = ("a", "b"), split: str = 
     ]
 
 
-def slow_rows() -> list[Record]:
-    """Return records that take a second in all."""
-    return [Record(f"{key}.png", "ab"[key % 2], "", Noise(key, 0.02)) for key in range(48)]
+def slow_rows(pause_s: float = 0.02) -> list[Record]:
+    """Return 48 records, the same ones whatever the seconds that each takes to read."""
+    return [Record(f"{key}.png", "ab"[key % 2], "", Noise(key, pause_s)) for key in range(48)]
 
 
 def image_files(folder: Path, number: int, first: int = 0) -> list[Record]:
