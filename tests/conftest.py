@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from tests.killing import Nodes
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs with &
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests' own processes must hear it
 
 
 @pytest.fixture(scope="session")
