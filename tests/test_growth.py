@@ -128,7 +128,7 @@ def test_the_autoscaler_is_asked_and_the_request_withdrawn(
 def test_new_nodes_are_taken_in(nodes: Nodes, quiet_long: Path, tmp_path: Path) -> None:
     nodes.add()
     with running(nodes, tmp_path) as until:
-        until("^round  3/60")
+        until("^round   3/120")
         nodes.add(num_cpus=2)
         told = "".join(until("^run directory"))
     assert re.search(r"^host 1 \(pid \d+ on .*\) has joined: 2 hosts now$", told, re.MULTILINE)
@@ -143,7 +143,7 @@ def test_a_drained_node_hands_its_clients_on_before_it_goes(
     first = nodes.add()
     nodes.add()
     with running(nodes, tmp_path, "execution.hosts=2") as until:
-        until("^round  3/60")
+        until("^round   3/120")
         nodes.drain(first)
         until(r"^node .* is drained: \d+ clients of host [01] live elsewhere now$")
         nodes.remove(first)
@@ -159,7 +159,7 @@ def test_a_drained_host_starts_anew_elsewhere(
     """The only host is drained: it works on until another has come up."""
     first = nodes.add()
     with running(nodes, tmp_path, "execution.hosts=1") as until:
-        until("^round  3/60")
+        until("^round   3/120")
         nodes.drain(first)
         nodes.add()
         until(r"^host 1 .* has joined: 2 hosts now$")

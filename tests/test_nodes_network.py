@@ -139,7 +139,7 @@ def test_a_cable_is_pulled_and_the_run_goes_on(
     run = machines.inside(head, *command(*LONG, *words))
     with watching(run, **machines.env) as until:
         until("3 hosts on Ray cluster")
-        until("^round  3/60")
+        until("^round   3/120")
         ip("-n", cut, "link", "set", "e0", "down")
         told = "".join(until("^run directory"))
     assert "on 10.77.0.3) died with its node" in told

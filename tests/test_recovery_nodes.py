@@ -20,7 +20,7 @@ def test_a_run_goes_on_with_the_nodes_that_are_left(
     nodes.add()
     lost = nodes.add()
     with running(nodes, tmp_path, "execution.hosts=2") as until:
-        until("^round  3/60")
+        until("^round   3/120")
         lose(nodes, lost)
         told = "".join(until("^run directory"))
     assert re.search(
@@ -38,7 +38,7 @@ def test_a_lost_host_starts_anew_where_there_is_room(
     nodes.add()
     second = nodes.add()
     with running(nodes, tmp_path, "execution.hosts=2") as until:
-        until("^round  3/60")
+        until("^round   3/120")
         nodes.add()
         nodes.kill(second)
         told = "".join(until("^run directory"))
@@ -51,7 +51,7 @@ def test_without_any_room_a_run_says_what_it_waits_for_and_goes_on(
 ) -> None:
     lost = nodes.add()
     with running(nodes, tmp_path, "execution.hosts=1", "execution.wait_s=100") as until:
-        until("^round  3/60")
+        until("^round   3/120")
         nodes.kill(lost)
         until(r"^waiting for 1 CPU, up to 100 s \(execution.wait_s\)")
         nodes.add()
@@ -64,7 +64,7 @@ def test_a_run_waits_no_longer_than_it_says(nodes: Nodes, quiet_long: Path, tmp_
     lost = nodes.add()
     # The same limit holds for the first start.
     with running(nodes, tmp_path, "execution.hosts=1", "execution.wait_s=30") as until:
-        until("^round  3/60")
+        until("^round   3/120")
         nodes.remove(lost)
         told = "".join(until("the run failed"))
     assert told.count("waiting for 1 CPU") == 1

@@ -220,7 +220,7 @@ CLI = [
     "output.report=false",
 ]
 # Long enough for a node to come, or to be noticed as lost.
-LONG = [*CLI, "rounds=60", "evaluation.every=20", "output.checkpoint_every=20"]
+LONG = [*CLI, "rounds=120", "evaluation.every=20", "output.checkpoint_every=20"]
 INPROCESS = "execution.backend=inprocess"
 
 
