@@ -33,54 +33,61 @@ class Compared(str, enum.Enum):
     personal = "personal"
 
 
+Methods = Annotated[str | None, typer.Option(metavar="all|A,B,...", help="Its rows. Default: all.")]
+DataSets = Annotated[
+    str | None,
+    typer.Option(metavar="NAME[=ROOT],...", help="Data sets. Default: the config's."),
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the config's on.")]
+Ablation = Annotated[
+    str | None,
+    typer.Option(metavar="METHOD", help="Rows: its modules switched off, as in its paper."),
+]
+Sensitivity = Annotated[
+    str | None,
+    typer.Option(metavar="METHOD", help="Rows: each of its hyperparameters moved by itself."),
+]
+Sparsity = Annotated[
+    str | None,
+    typer.Option(metavar="FROM:TO:STEP", help="Rows: FedFIP at these shares of kept channels."),
+]
+RowsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Rows: those of a YAML file.")]
+Tune = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE,...",
+        help="Choose each row's value on validation images first, with the first seed.",
+    ),
+]
+Compare = Annotated[Compared, typer.Option(help="Whose AVG is compared with the baseline's.")]
+Reuse = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="DIR",
+        help="Take finished runs of equal settings and data from here instead of running them.",
+    ),
+]
+Resume = Annotated[
+    Path | None, typer.Option(metavar="STUDY_DIR", help="Go on with an interrupted table.")
+]
+
+
 def table(
     context: typer.Context,
     overrides: Overrides = None,
-    methods: Annotated[
-        str | None, typer.Option(metavar="all|A,B,...", help="Its rows. Default: all.")
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[=ROOT],...", help="Data sets. Default: the config's."),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds, from the config's on.")] = 3,
-    ablation: Annotated[
-        str | None,
-        typer.Option(metavar="METHOD", help="Rows: its modules switched off, as in its paper."),
-    ] = None,
-    sensitivity: Annotated[
-        str | None,
-        typer.Option(metavar="METHOD", help="Rows: each of its hyperparameters moved by itself."),
-    ] = None,
-    sparsity: Annotated[
-        str | None,
-        typer.Option(metavar="FROM:TO:STEP", help="Rows: FedFIP at these shares of kept channels."),
-    ] = None,
-    rows: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rows: those of a YAML file.")
-    ] = None,
-    tune: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE,...",
-            help="Choose each row's value on validation images first, with the first seed.",
-        ),
-    ] = None,
-    compare: Annotated[
-        Compared, typer.Option(help="Whose AVG is compared with the baseline's.")
-    ] = Compared.avg,
-    reuse: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="DIR",
-            help="Take finished runs of equal settings and data from here instead of running them.",
-        ),
-    ] = None,
+    methods: Methods = None,
+    data: DataSets = None,
+    seeds: Seeds = 3,
+    ablation: Ablation = None,
+    sensitivity: Sensitivity = None,
+    sparsity: Sparsity = None,
+    rows: RowsFile = None,
+    tune: Tune = None,
+    compare: Compare = Compared.avg,
+    reuse: Reuse = None,
     config: ConfigFile = None,
     preset: Preset = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="STUDY_DIR", help="Go on with an interrupted table.")
-    ] = None,
+    resume: Resume = None,
 ) -> None:
     """Run methods on data sets with several seeds, and make the table that papers print.
 
