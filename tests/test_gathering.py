@@ -25,7 +25,7 @@ import ray
 from cluster.executor import RayExecutor
 from tests.toy import dealt, federation, toy_config
 
-ray.init(num_cpus=2, object_store_memory=int(sys.argv[1]), include_dashboard=False)
+ray.init("local", num_cpus=2, object_store_memory=int(sys.argv[1]), include_dashboard=False)
 config = toy_config(**json.loads(sys.argv[2]), execution={"backend": "ray", "hosts": 2})
 executor = RayExecutor(config, *reversed(dealt(config)))
 federation(config, executor, Path(sys.argv[3])).run()

@@ -17,7 +17,7 @@ ALONE = """
 import time
 import ray
 began = time.perf_counter()
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 @ray.remote
 class Actor:
     def load(self):
