@@ -72,7 +72,8 @@ class ParticipationSettings(Settings):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients drawn each round (at least one)."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """What an update with NaN or infinity does: stop the run, or sit the phase out (counted)."""
+    """What an update with NaN or infinity does: stop the run, or sit the phase out (counted); the
+    global model stays as it is while all do."""
 
 
 class EvaluationSettings(Settings):

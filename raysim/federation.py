@@ -219,6 +219,11 @@ class Federation:
             reports[phase] = self._executor.run_phase(round_, phase, cohort)
             for text in reports[phase].notices:
                 self._notify(text)
+            if all("skipped" in client.metrics for client in reports[phase].clients):
+                self._notify(
+                    f"round {round_ + 1}, phase {phase!r}: every update had NaN or infinity, the "
+                    "model stays as it was; lower local.lr or set local.max_grad_norm"
+                )
         with self._signals.deferred():
             self._executor.commit()
             self._done = round_ + 1

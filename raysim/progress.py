@@ -206,7 +206,10 @@ class JsonLines(Silent):
         self._write("end", {"folder": str(folder), "summary": summary})
 
     def _write(self, event: str, content: JsonDict) -> None:
-        sys.stdout.write(json.dumps({"event": event} | content) + "\n")
+        text = json.dumps({"event": event} | content)
+        # JSON has no NaN, the loss of a round in which nobody's training counts: null.
+        plain = json.dumps(json.loads(text, parse_constant=lambda _: None))
+        sys.stdout.write(plain + "\n")
         sys.stdout.flush()
 
 

@@ -7,7 +7,7 @@ import torch
 
 from raysim.aggregation import Partial
 from raysim.config import RunConfig
-from raysim.errors import RunError, UserError, failure
+from raysim.errors import UserError, failure
 from raysim.messages import Costs
 from raysim.method import ServerState, ServerView
 from raysim.models import ChannelModel
@@ -53,23 +53,21 @@ class Server:
     ) -> tuple[dict[str, float], Arrays]:
         """Take a phase's partial results into the state in the making.
 
+        It stays as it is if every update was refused.
+
         Returns:
             The method's figures after the phase, and the arrays that it shows.
 
         Raises:
-            RunError: updates were refused and none is left, or the method raised.
+            RunError: the method raised.
         """
         total = Partial()
         for partial in partials:
             total.merge(partial)
             self.steps += 1
-        if total.refused and not total.sums and not total.gathered:
-            raise RunError(
-                f"round {round_ + 1}, phase {phase!r}: every update of the cohort was refused for "
-                "NaN or infinity; lower local.lr or set local.max_grad_norm"
-            )
         try:
-            self._next = self._method.aggregate(self._view(round_, phase, self._next), total)
+            if total.sums or total.gathered or not total.refused:
+                self._next = self._method.aggregate(self._view(round_, phase, self._next), total)
             figures = dict(self._method.describe(self._view(round_, phase, self._next)))
         except UserError:
             raise

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,17 @@ class FakeExecutor:
         pass
 
 
+class Refusing(FakeExecutor):
+    """Every update of round 2 is refused."""
+
+    def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
+        report = super().run_phase(round_, phase, cohort)
+        if round_ != 1:
+            return report
+        clients = [replace(c, metrics={"skipped": 1.0}) for c in report.clients]
+        return replace(report, hosts=[HostReport(0, clients, 0, {})])
+
+
 class Watcher:
     def __init__(self) -> None:
         self.seen: list[RoundSummary] = []
@@ -113,6 +125,15 @@ def loop(folder: Path, executor: FakeExecutor, **overrides: Any) -> tuple[Federa
         config, executor, folder, domains=("a", "b"), held_out={"test": SIZES}, observers=[watcher]
     )
     return run, watcher
+
+
+def test_a_round_without_a_finite_update_is_told_and_counted(tmp_path: Path) -> None:
+    run, watcher = loop(tmp_path, Refusing())
+    assert run.run()["skipped_updates"] == 3
+    (told,) = watcher.told
+    assert told.startswith("round 2, phase 'fit': every update had NaN or infinity")
+    assert "local.lr" in told
+    assert np.isnan([seen.loss for seen in watcher.seen]).tolist() == [False, True] + [False] * 3
 
 
 def rounds_saved(folder: Path) -> list[str]:

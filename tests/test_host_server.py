@@ -89,8 +89,12 @@ def test_or_are_skipped_and_counted() -> None:
     world.server.aggregate(0, "fit", [partial])
     world.server.commit()
     assert digest(world.server.weights()) == digest(wanted)
-    with pytest.raises(RunError, match="every update"):
-        World(NaNFrom(bad=EVERYONE), **settings).play()
+
+
+def test_the_model_stays_while_everyone_is_skipped() -> None:
+    world = World(NaNFrom(bad=EVERYONE), **{"participation.nonfinite": "skip"})
+    start = bits(world.snapshot())
+    assert bits(world.play().play().snapshot()) == start
 
 
 def test_a_failure_names_client_domains_round_phase_and_cause() -> None:

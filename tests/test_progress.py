@@ -84,7 +84,7 @@ def test_a_quiet_console_shows_nothing() -> None:
 def test_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:
     with JsonLines(3, 0) as progress:
         progress.on_start(Path("/runs/a"))
-        progress.on_round(after(1, figures={"loss": 0.5}))
+        progress.on_round(after(1, figures={"loss": float("nan")}))
         progress.on_notice("a host was lost")
     progress.on_end(SUMMARY, Path("/runs/a"))
     progress.on_failure(OSError("disk full"), Path("/runs/a"), 2)
@@ -93,6 +93,7 @@ def test_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert failed == {"event": "failed", "folder": "/runs/a", "error": "disk full", "rounds": 2}
     assert (one["event"], one["round"], one["rounds"], one["eta_s"]) == ("round", 1, 3, 4.0)
     assert one["evaluation"]["avg"] == 90.0
+    assert one["figures"] == {"loss": None}, "NaN is no JSON"
     assert notice == {"event": "notice", "text": "a host was lost"}
     assert end["summary"] == SUMMARY
 

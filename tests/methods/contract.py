@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raysim.aggregation import Partial
+from raysim.aggregation import NonFiniteError, Partial
 from raysim.checkpoint import latest_checkpoint, save_checkpoint
 from raysim.config import RunConfig
 from raysim.data.shards import Shard
@@ -140,6 +140,14 @@ class World:
         return [item for host in self.hosts for item in host.sent]
 
 
+def refuse(
+    partial: Partial, client: int, sums: Mapping[str, Any], gathered: Arrays, _: Any
+) -> None:
+    """Stand in for `Partial.add`, where everything that is sent holds NaN."""
+    if sums or gathered:
+        raise NonFiniteError("NaN")
+
+
 def bits(snapshot: Snapshot) -> dict[str, str]:
     """Return the digests of all parts of a snapshot."""
     clients = {f"client {c}": digest(s) for c, s in sorted(snapshot.clients.items())}
@@ -239,6 +247,17 @@ class MethodContract:
             assert digest(after.get(client, {})) == digest(before.get(client, {}))
         world.play((0, 3))  # back after three rounds
         assert_finite(world.snapshot())
+
+    def test_a_round_of_refused_updates_moves_no_model(
+        self, method: Method, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = World(method, **{"participation.nonfinite": "skip"}).play()
+        before = bits(world.snapshot())
+        with monkeypatch.context() as patched:
+            patched.setattr(Partial, "add", refuse)
+            world.play()
+        assert bits(world.snapshot())["model"] == before["model"]
+        assert_finite(world.play().snapshot())
 
     def test_partial_participation_from_the_first_round(self, method: Method) -> None:
         world = World(method).play((2,))  # a single domain in all
