@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from raysim import run
 from tests.benchmarks import evidence
 from tests.benchmarks.evidence import RESULTS, TABLES, Evidence, beside, keep
 from tests.toy import ROOT
+from tune_jobs import table
 from tune_jobs.reuse import finished
+from tune_jobs.table_settings import TableSettings
+from tune_jobs.trainable import trial_config
 
 PAGES = sorted(path.stem for path in RESULTS.glob("*.md") if path.stem in TABLES)
 
@@ -60,6 +65,26 @@ def test_signs_and_order_beside_the_paper() -> None:
     assert "| near | +0.50 [-1.00, +2.00] | 52.00 | +2.00 | within noise |" in text
     assert "ours" not in text
     assert "two orders: 0.67" in text  # of six pairs one is the other way round
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_asked_for_in_words_that_are_understood(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[TableSettings] = []
+    monkeypatch.setattr(table, "_table", lambda asked, _: found.append(asked()))
+    for data in ("DIGITS", "PACS"):
+        monkeypatch.setenv(data, f"/nowhere/{data}")
+    monkeypatch.chdir(ROOT)
+    app = typer.Typer()
+    app.command()(table.table)
+    words = [os.path.expandvars(word) for word in TABLES[name].asked]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    labels = {row.label for row in found[0].rows}
+    assert not TABLES[name].paper or len(labels & set(TABLES[name].paper)) >= 3
+    for cell in found[0].cells()[: len(found[0].lines())]:
+        trial_config(found[0].base(), cell)
 
 
 def test_no_kept_file_names_a_place() -> None:

@@ -27,7 +27,6 @@ from tune_jobs.reuse import finished
 
 RESULTS = Path(__file__).parent / "results"
 POOL = RESULTS / "runs"
-_ROWS = Path("tests/benchmarks/rows")
 _WORK = Path("runs/evidence")
 _LOOK_S = 60.0
 _KEPT = ("raysim", "python", "cpu", "packages", "data_sha256", "partition_sha256")
@@ -51,7 +50,8 @@ class Evidence:
     sizes: bool = False
 
 
-_TUNED = ("--tune", "local.lr=0.03,0.1,0.3", "--seeds", "3")
+_TUNED = ("--tune", "local.lr=0.01,0.03,0.1,0.3,1.0", "--seeds", "3")
+_FEWER = ("--tune", "local.lr=0.03,0.1,0.3", "--seeds", "3")
 _SEVERAL = Evidence(
     asked=("--preset", "mini", *_TUNED),
     paper={
@@ -69,14 +69,36 @@ _ONE = Evidence(
     },
     source="FDSE, Table 1, PACS, AVG (it has no digits)",
 )
-_DIGITS = ("--data", "digits=$DIGITS")
+_SEVERAL_METHODS = ("--methods", "fedavg,moon,fedbn,fedheal,dapperfl,fedfip,fdse")
+_ONE_METHODS = ("--methods", "local,fedavg,ditto,fedbn,fedfip,fdse", "--compare", "personal")
+_DIGITS = ("--data", "digits=$DIGITS", *_FEWER)
+_PACS = ("--data", "pacs=$PACS", *_FEWER, "data.image_size=64", "data.split.use=0.2")
+_FEDFIP = ("--preset", "mini", "local.lr=0.3", "--seeds", "6")
+_FDSE = ("--preset", "mini_single", "local.lr=0.3", "--seeds", "3", "--compare", "personal")
+
+
+def _rows(name: str) -> tuple[str, str]:
+    return "--rows", f"tests/benchmarks/rows/{name}.yaml"
+
+
 TABLES = {
     "several_domains": _SEVERAL,
     "one_domain": _ONE,
-    "digits_several_domains": replace(_SEVERAL, asked=(*_SEVERAL.asked, *_DIGITS)),
-    "digits_one_domain": replace(_ONE, asked=(*_ONE.asked, *_DIGITS)),
+    "digits_several_domains": replace(
+        _SEVERAL, asked=("--preset", "mini", *_SEVERAL_METHODS, *_DIGITS)
+    ),
+    "digits_one_domain": replace(_ONE, asked=("--preset", "mini_single", *_ONE_METHODS, *_DIGITS)),
+    "pacs_several_domains": Evidence(
+        asked=("--preset", "mini", *_SEVERAL_METHODS, *_PACS),
+        paper={
+            **{"fedavg": 77.89, "moon": 78.76, "dapperfl": 80.58, "fedheal": 80.65},
+            **{"fdse": 81.37, "fedfip": 82.02},
+        },
+        source="FedFIP, PACS, AVG",
+    ),
+    "pacs_one_domain": replace(_ONE, asked=("--preset", "mini_single", *_ONE_METHODS, *_PACS)),
     "fedfip_modules": Evidence(
-        asked=("--preset", "mini", "--ablation", "fedfip", "--seeds", "6"),
+        asked=(*_FEDFIP, "--ablation", "fedfip"),
         paper={
             **{"none": 55.39, "DSFP": 58.78, "DSFP + DSR": 61.93, "DSFP + SA": 63.14},
             **{"DSFP + DSR + SA": 64.44},
@@ -84,35 +106,26 @@ TABLES = {
         source="FedFIP, Office-Caltech, AVG",
     ),
     "fedfip_sparsity": Evidence(
-        asked=("--preset", "mini", "--sparsity", "0.2:0.8:0.2", "--seeds", "6"),
+        asked=(*_FEDFIP, "--sparsity", "0.2:0.8:0.2"),
         paper={"fedavg": 74.35, "keep 0.2": 57.58, "keep 0.8": 74.44},
         source="FedFIP, Digits, AVG",
         sizes=True,
     ),
-    "fedfip_controls": Evidence(
-        asked=("--preset", "mini", "--rows", str(_ROWS / "fedfip_controls.yaml"), "--seeds", "6"),
-        sizes=True,
-    ),
+    "fedfip_controls": Evidence(asked=(*_FEDFIP, *_rows("fedfip_controls")), sizes=True),
+    "fedfip_why": Evidence(asked=(*_FEDFIP, *_rows("fedfip_why"))),
     "fedfip_sensitivity": Evidence(
-        asked=("--preset", "mini", "--sensitivity", "fedfip", "--seeds", "2"),
+        asked=("--preset", "mini", "local.lr=0.3", "--seeds", "2", "--sensitivity", "fedfip"),
     ),
     "fdse_modules": Evidence(
-        asked=(
-            *("--preset", "mini_single", "--rows", str(_ROWS / "fdse_modules.yaml")),
-            *("--seeds", "3", "--compare", "personal"),
-        ),
+        asked=(*_FDSE, *_rows("fdse_modules")),
         paper={
             **{"none": 80.72, "attention + regulariser": 80.97, "consensus + regulariser": 81.73},
             **{"consensus + attention": 81.78, "all": 82.17},
         },
         source="FDSE, Table 3, PACS, AVG",
     ),
-    "fdse_sensitivity": Evidence(
-        asked=(
-            *("--preset", "mini_single", "--rows", str(_ROWS / "fdse_sensitivity.yaml")),
-            *("--seeds", "3", "--compare", "personal"),
-        ),
-    ),
+    "fdse_sensitivity": Evidence(asked=(*_FDSE, *_rows("fdse_sensitivity"))),
+    "fdse_why": Evidence(asked=(*_FDSE, *_rows("fdse_why"))),
 }
 
 
