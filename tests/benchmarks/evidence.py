@@ -73,8 +73,8 @@ _SEVERAL_METHODS = ("--methods", "fedavg,moon,fedbn,fedheal,dapperfl,fedfip,fdse
 _ONE_METHODS = ("--methods", "local,fedavg,ditto,fedbn,fedfip,fdse", "--compare", "personal")
 _DIGITS = ("--data", "digits=$DIGITS", *_FEWER)
 _PACS = ("--data", "pacs=$PACS", *_FEWER, "data.image_size=64", "data.split.use=0.2")
-_FEDFIP = ("--preset", "mini", "local.lr=0.3", "--seeds", "6")
-_FDSE = ("--preset", "mini_single", "local.lr=0.3", "--seeds", "3", "--compare", "personal")
+_FEDFIP = ("--preset", "mini", "--seeds", "6", "local.lr=0.3")
+_FDSE = ("--preset", "mini_single", "--seeds", "3", "--compare", "personal", "local.lr=0.3")
 
 
 def _rows(name: str) -> tuple[str, str]:
@@ -113,6 +113,8 @@ TABLES = {
     ),
     "fedfip_controls": Evidence(asked=(*_FEDFIP, *_rows("fedfip_controls")), sizes=True),
     "fedfip_why": Evidence(asked=(*_FEDFIP, *_rows("fedfip_why"))),
+    "fedfip_wide": Evidence(asked=(*_FEDFIP, "--methods", "fedavg,fedfip", "model.width=32")),
+    "fedfip_long": Evidence(asked=(*_FEDFIP, "--methods", "fedavg,fedfip", "rounds=100")),
     "fedfip_sensitivity": Evidence(
         asked=("--preset", "mini", "local.lr=0.3", "--seeds", "2", "--sensitivity", "fedfip"),
     ),
@@ -126,6 +128,7 @@ TABLES = {
     ),
     "fdse_sensitivity": Evidence(asked=(*_FDSE, *_rows("fdse_sensitivity"))),
     "fdse_why": Evidence(asked=(*_FDSE, *_rows("fdse_why"))),
+    "fdse_long": Evidence(asked=(*_FDSE, "--methods", "fedbn,fdse", "rounds=100")),
 }
 
 
