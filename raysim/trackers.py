@@ -1,6 +1,7 @@
 """Where the scalars of each round go beside the run directory: TensorBoard, MLflow, W&B."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -88,8 +89,12 @@ def tracking(
 
 
 def scalars(summary: RoundSummary) -> dict[str, float]:
-    """Return a round's figures by names with a group: `round/loss`, `accuracy/AVG`, ..."""
-    found = {f"round/{name}": float(value) for name, value in summary.figures.items()}
+    """Return a round's figures by names with a group: `round/loss`, `accuracy/AVG`, ...
+
+    Left out are those without a value: the loss of a round whose every update was refused.
+    """
+    figures = {name: float(value) for name, value in summary.figures.items()}
+    found = {f"round/{name}": value for name, value in figures.items() if math.isfinite(value)}
     evaluation = summary.evaluation or {}
     if not evaluation:
         return found

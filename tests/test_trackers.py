@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def test_figures_have_grouped_names() -> None:
         "unseen/syn_global": 40.0,
         "unseen/syn_adapted": 50.0,
     }
+
+
+def test_a_loss_that_is_none_is_left_out() -> None:
+    refused = replace(after(2), figures={"loss": float("nan"), "skipped_updates": 4})
+    assert "round/loss" not in scalars(refused)
+    assert scalars(refused)["round/skipped_updates"] == 4
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
