@@ -55,7 +55,7 @@ class DapperFL(Averaging):
     shared: ClassVar[str] = "recovered slices"
     private: ClassVar[str] = "its channel mask"
 
-    name: Literal["dapperfl"] = "dapperfl"
+    name: str = "dapperfl"
     removal_ratios: Annotated[
         tuple[Ratio, ...], Field(min_length=1), alias("removal_ratios", "rho")
     ] = (0.0, 0.2, 0.4, 0.6, 0.8)

@@ -21,7 +21,7 @@ part. The choice of lambda per client by validation loss is left out.
 """
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -39,7 +39,7 @@ class Ditto(Averaging):
     shared: ClassVar[str] = "the whole model"
     private: ClassVar[str] = "a personal model"
 
-    name: Literal["ditto"] = "ditto"
+    name: str = "ditto"
     personal_weight: Annotated[float, Field(ge=0), alias("personal_weight", "lambda")] = 0.1
     """Strength of the pull of the global model on personal ones; 0 trains them alone."""
 

@@ -78,7 +78,7 @@ class FDSE(Method):
     adapts: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
 
-    name: Literal["fdse"] = "fdse"
+    name: str = "fdse"
     groups: Annotated[PositiveInt, alias("groups", "G")] = 2
     """A layer's DFE has 1 / groups of its channels; its DSE expands them to all."""
     temperature: Annotated[float, Field(gt=0), alias("temperature", "tau")] = 0.5

@@ -3,7 +3,7 @@
 min_w  sum_i n_i / n * F_i(w)          up: weights, n_i    down: weights    private: nothing
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from raysim.method import Averaging
 
@@ -16,4 +16,4 @@ class FedAvg(Averaging):
     shared: ClassVar[str] = "the whole model"
     private: ClassVar[str] = "nothing"
 
-    name: Literal["fedavg"] = "fedavg"
+    name: str = "fedavg"

@@ -55,7 +55,7 @@ class FedBN(Method):
     shared: ClassVar[str] = "all but normalisation"
     private: ClassVar[str] = "normalisation layers"
 
-    name: Literal["fedbn"] = "fedbn"
+    name: str = "fedbn"
     require_norm: bool = True
     """Refuse a model without normalisation layers, on which FedBN is FedAvg."""
     global_norm: Literal["average", "initial"] = "average"

@@ -20,7 +20,7 @@ for parameters and added as gradients; BatchNorm's statistics are averaged as in
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class FedDyn(Averaging):
     shared: ClassVar[str] = "the whole model"
     private: ClassVar[str] = "its dual variable"
 
-    name: Literal["feddyn"] = "feddyn"
+    name: str = "feddyn"
     alpha: Annotated[float, Field(ge=0)] = 0.01
     """Strength of the dynamic regularisation."""
 

@@ -66,7 +66,7 @@ class FedFIP(Method):
     private: ClassVar[str] = "reactivated channels"
     phases: ClassVar[tuple[str, ...]] = ("importance", "fit")
 
-    name: Literal["fedfip"] = "fedfip"
+    name: str = "fedfip"
     keep_ratio: Annotated[float, Field(gt=0, le=1), alias("keep_ratio", "rho")] = 0.5
     """Share of all units that the global mask keeps."""
     reactivation_threshold: Annotated[

@@ -25,7 +25,7 @@ unequal numbers of rounds are compared (a common factor at full participation). 
 statistics are masked and averaged as weights are, unless `buffers` is "local".
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class FedHEAL(Averaging):
     private: ClassVar[str] = "history of signs"
     phases: ClassVar[tuple[str, ...]] = ("fit", "share")
 
-    name: Literal["fedheal"] = "fedheal"
+    name: str = "fedheal"
     threshold: Annotated[float, Field(le=1), alias("threshold", "tau")] = 0.3
     """A scalar's update is kept if its direction's share of earlier rounds exceeds this."""
     equalisation: Annotated[float, Field(ge=0, le=1), alias("equalisation", "beta")] = 0.4

@@ -14,7 +14,7 @@ gradient, so the recorded loss is the task's.
 """
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -31,7 +31,7 @@ class FedProx(Averaging):
     shared: ClassVar[str] = "the whole model"
     private: ClassVar[str] = "nothing"
 
-    name: Literal["fedprox"] = "fedprox"
+    name: str = "fedprox"
     proximal_weight: Annotated[float, Field(ge=0), alias("proximal_weight", "mu")] = 0.01
     """Strength of the pull towards the received model."""
 

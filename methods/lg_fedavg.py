@@ -13,7 +13,7 @@ ensemble that the paper tests on new clients. The paper may start from a trained
 all start from the run's initial one.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from raysim.method import Method
 from raysim.models import ChannelModel
@@ -27,7 +27,7 @@ class LGFedAvg(Method):
     shared: ClassVar[str] = "the head"
     private: ClassVar[str] = "all before the head"
 
-    name: Literal["lg_fedavg"] = "lg_fedavg"
+    name: str = "lg_fedavg"
 
     def is_private(self, entry: str, model: ChannelModel) -> bool:
         """Keep all but the entries of the module `head`."""

@@ -9,7 +9,7 @@ untouched initial one, at chance, since there is nothing to average.
 Deviates: no early stopping by a client's validation accuracy as in the FLGo baseline.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from raysim.method import Method
 from raysim.models import ChannelModel
@@ -23,7 +23,7 @@ class Local(Method):
     shared: ClassVar[str] = "nothing"
     private: ClassVar[str] = "the whole model"
 
-    name: Literal["local"] = "local"
+    name: str = "local"
 
     def is_private(self, entry: str, model: ChannelModel) -> bool:
         """Keep everything."""

@@ -24,7 +24,7 @@ with one the head reads z, as the authors have it.
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, NonNegativeInt
@@ -46,7 +46,7 @@ class MOON(Averaging):
     shared: ClassVar[str] = "the whole model"
     private: ClassVar[str] = "its last model"
 
-    name: Literal["moon"] = "moon"
+    name: str = "moon"
     contrastive_weight: Annotated[float, Field(ge=0), alias("contrastive_weight", "mu")] = 1.0
     """Weight of the contrastive term."""
     temperature: Annotated[float, Field(gt=0), alias("temperature", "tau")] = 0.5

@@ -22,7 +22,7 @@ parameters; BatchNorm's statistics are averaged as in FedAvg.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -51,7 +51,7 @@ class Scaffold(Averaging):
     shared: ClassVar[str] = "model, control variate"
     private: ClassVar[str] = "its control variate"
 
-    name: Literal["scaffold"] = "scaffold"
+    name: str = "scaffold"
     server_lr: Annotated[float, Field(gt=0), alias("server_lr", "eta")] = 1.0
     """Step of the server towards the mean of the clients' parameters."""
     control: bool = True

@@ -57,10 +57,20 @@ def watching(words: Sequence[str], **more: str) -> Iterator[Callable[[str], list
 
 
 @contextmanager
-def running(nodes: Nodes, folder: Path, *words: str) -> Iterator[Callable[[str], list[str]]]:
-    """Start a long run on the cluster; see `watching`."""
-    address = f"execution.address={nodes.address}"
-    with watching(command(*LONG, address, f"output.dir={folder}", *words), **nodes.token) as until:
+def running(
+    nodes: Nodes, folder: Path, *words: str, pace: Path | None = None
+) -> Iterator[Callable[[str], list[str]]]:
+    """Start a long run on the cluster; see `watching`.
+
+    Args:
+        nodes: the cluster.
+        folder: for the output.
+        *words: further settings.
+        pace: see `PacedFedFIP`; no bit depends on it.
+    """
+    method = ["method=tests/paced.py:PacedFedFIP", f"method.pace={pace}"] if pace else []
+    where = (f"execution.address={nodes.address}", f"output.dir={folder}")
+    with watching(command(*method, *LONG, *where, *words), **nodes.token) as until:
         yield until
 
 

@@ -64,6 +64,14 @@ def _unbroken(folder: Path, words: list[str]) -> tuple[Path, CompletedProcess[st
     return only_run(folder), done
 
 
+@pytest.fixture
+def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file: rounds of a run that is paced by it take seconds until it is deleted."""
+    path = tmp_path_factory.mktemp("pace") / "pace"
+    path.touch()
+    return path
+
+
 @pytest.fixture(scope="module")
 def cluster() -> "Iterator[Nodes]":
     """A cluster for all tests of a module."""

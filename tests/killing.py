@@ -121,19 +121,19 @@ class Faulty(Method):
 class FaultyFedFIP(Faulty, FedFIP):
     """Two phases, private units, server memory."""
 
-    name: str = "faulty_fedfip"  # type: ignore[assignment]
+    name: str = "faulty_fedfip"
 
 
 class FaultyDitto(Faulty, Ditto):
     """A whole private model for each client."""
 
-    name: str = "faulty_ditto"  # type: ignore[assignment]
+    name: str = "faulty_ditto"
 
 
 class FaultyHead(Faulty, PrivateHead):
     """A private head for each client."""
 
-    name: str = "faulty_head"  # type: ignore[assignment]
+    name: str = "faulty_head"
 
 
 FAULTY: dict[str, type[Method]] = {

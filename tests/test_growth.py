@@ -125,14 +125,15 @@ def test_the_autoscaler_is_asked_and_the_request_withdrawn(
 
 
 @slow
-def test_new_nodes_are_taken_in(nodes: Nodes, quiet_long: Path, tmp_path: Path) -> None:
+def test_new_nodes_are_taken_in(nodes: Nodes, quiet_long: Path, pace: Path, tmp_path: Path) -> None:
     nodes.add()
-    with running(nodes, tmp_path) as until:
+    with running(nodes, tmp_path, pace=pace) as until:
         until("^round   3/120")
         nodes.add(num_cpus=2)
-        told = "".join(until("^run directory"))
-    assert re.search(r"^host 1 \(pid \d+ on .*\) has joined: 2 hosts now$", told, re.MULTILINE)
-    assert re.search(r"^host 2 \(pid \d+ on .*\) has joined: 3 hosts now$", told, re.MULTILINE)
+        until(r"^host 1 \(pid \d+ on .*\) has joined: 2 hosts now$")
+        until(r"^host 2 \(pid \d+ on .*\) has joined: 3 hosts now$")
+        pace.unlink()
+        until("^run directory")
     assert_undisturbed(tmp_path, quiet_long)
 
 
@@ -154,32 +155,33 @@ def test_a_drained_node_hands_its_clients_on_before_it_goes(
 
 @slow
 def test_a_drained_host_starts_anew_elsewhere(
-    nodes: Nodes, quiet_long: Path, tmp_path: Path
+    nodes: Nodes, quiet_long: Path, pace: Path, tmp_path: Path
 ) -> None:
     """The only host is drained: it works on until another has come up."""
     first = nodes.add()
-    with running(nodes, tmp_path, "execution.hosts=1") as until:
+    with running(nodes, tmp_path, "execution.hosts=1", pace=pace) as until:
         until("^round   3/120")
         nodes.drain(first)
         nodes.add()
         until(r"^host 1 .* has joined: 2 hosts now$")
         until(r"^node .* is drained: 40 clients of host 0 live elsewhere now$")
         nodes.remove(first)
+        pace.unlink()
         until("^run directory")
     assert_undisturbed(tmp_path, quiet_long)
 
 
 @slow
 def test_a_run_waits_for_the_nodes_it_has_asked_for(
-    nodes: Nodes, quiet_long: Path, tmp_path: Path
+    nodes: Nodes, quiet_long: Path, pace: Path, tmp_path: Path
 ) -> None:
     words = ("execution.max_hosts=2", "execution.wait_s=60")
-    with running(nodes, tmp_path, *words) as until:
+    with running(nodes, tmp_path, *words, pace=pace) as until:
         until(r"^waiting for a node with 1 CPU, up to 60 s \(execution.wait_s\)")
         nodes.add()
         until("1 hosts on Ray cluster")
         nodes.add(num_cpus=3)
-        told = "".join(until("^run directory"))
-    assert "has joined: 2 hosts now" in told
-    assert "3 hosts now" not in told, "no more than max_hosts"
+        until("has joined: 2 hosts now$")
+        pace.unlink()
+        assert "3 hosts now" not in "".join(until("^run directory")), "no more than max_hosts"
     assert bits_of(only_run(tmp_path)) == bits_of(quiet_long)

@@ -29,7 +29,7 @@ from methods.fedavg import FedAvg
 
 
 class Mine(FedAvg):
-    name: str = "Mine"
+    pass
 """
 
 

@@ -23,7 +23,7 @@ from raysim.errors import ClusterError, RunError
 from tests.test_session import dead_address
 from tests.toy import ROOT
 
-METHOD = "from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    name: str = 'Mine'\n"
+METHOD = "from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
 DIR = "output.dir=/shared/runs"
 
 

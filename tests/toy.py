@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,7 +161,7 @@ def dawdle(client: ClientView) -> None:
 class LateFedAvg(FedAvg):
     """FedAvg whose clients finish in any order."""
 
-    name: Literal["late_fedavg"] = "late_fedavg"  # type: ignore[assignment]
+    name: str = "late_fedavg"
 
     def client_step(self, client: ClientView) -> Update:
         dawdle(client)
@@ -171,7 +171,7 @@ class LateFedAvg(FedAvg):
 class LateFedFIP(FedFIP):
     """FedFIP whose clients finish in any order."""
 
-    name: Literal["late_fedfip"] = "late_fedfip"  # type: ignore[assignment]
+    name: str = "late_fedfip"
 
     def client_step(self, client: ClientView) -> Update:
         dawdle(client)
@@ -181,7 +181,7 @@ class LateFedFIP(FedFIP):
 class FailingFedAvg(FedAvg):
     """FedAvg whose client `culprit` raises in round `when` (0-based)."""
 
-    name: Literal["failing_fedavg"] = "failing_fedavg"  # type: ignore[assignment]
+    name: str = "failing_fedavg"
     culprit: int = 0
     when: int = 1
 
@@ -194,7 +194,7 @@ class FailingFedAvg(FedAvg):
 class PrivateHead(Method):
     """Keeps the head on the client: the smallest method with private state."""
 
-    name: Literal["private_head"] = "private_head"
+    name: str = "private_head"
 
     def is_private(self, entry: str, model: Any) -> bool:
         return entry.startswith("head.")

@@ -102,7 +102,7 @@ def test_what_is_not_a_finished_run_is_passed_over(there: Path, tmp_path: Path) 
 
 def test_a_run_of_a_method_file_counts_while_the_file_is_the_same(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    text = "from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    name: str = 'mine'\n"
+    text = "from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
     file.write_text(text)
     settings = TINY | {"method": f"{file}:Mine", "output": {"dir": tmp_path / "runs"}}
     run(quiet=True, **settings)
