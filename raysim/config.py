@@ -28,6 +28,8 @@ MethodTable = Mapping[str, "type[Method]"]
 PARTITIONS: dict[str, Any] = {c.model_fields["kind"].default: c for c in get_args(AnyPartition)}
 """The kinds of partition by name, the default first."""
 NOT_EXPERIMENT = ("execution", "output")
+FILE_KEY = "file_sha256"
+"""A method from a user's file is another experiment when its text is another."""
 _NOT_DATA = ("root", "cache", "policy")  # where the data lies and how it was prepared
 
 
@@ -145,14 +147,20 @@ class RunConfig(Settings):
         partition["sha256"] = partition_sha256
         tree["data"] = data | {"partition": partition, "sha256": data_sha256}
         if self.method_sha256 is not None:
-            tree["method"] = tree["method"] | {"file_sha256": self.method_sha256}
+            tree["method"] = tree["method"] | {FILE_KEY: self.method_sha256}
         return tree
 
     @property
     def method_sha256(self) -> str | None:
-        """Hash of the text of a method from a user's file; None for those that ship."""
-        source = getattr(self.method, "source", None)
-        return hashlib.sha256(source[0].encode()).hexdigest() if source is not None else None
+        """Hash of `method_text`; None for methods that ship."""
+        text = self.method_text
+        return hashlib.sha256(text.encode()).hexdigest() if text is not None else None
+
+    @property
+    def method_text(self) -> str | None:
+        """The text of a method from a user's file; None for those that ship."""
+        source: tuple[str, str, str] | None = getattr(self.method, "source", None)
+        return source[0] if source is not None else None
 
 
 def load_config(

@@ -23,6 +23,8 @@ from raysim.data.shards import Partition
 from raysim.errors import ConfigError, ResumeError
 from raysim.results import write_json, write_text
 
+METHOD_FILE = "method.py"
+"""The user's own method, as it was when the run began."""
 _PACKAGES = ("torch", "ray", "numpy", "pyarrow", "pandas")
 
 
@@ -45,6 +47,8 @@ def prepare_folder(
 ) -> Path:
     """Make a new run directory with `config.yaml`, `partition.csv` and `data.json`.
 
+    A method from a user's file is kept as `METHOD_FILE`.
+
     Args:
         config: the run as the user wants it.
         dataset: its data.
@@ -65,6 +69,8 @@ def prepare_folder(
             folder.mkdir(parents=True)
         text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
         write_text(text, folder / "config.yaml")
+        if config.method_text is not None:
+            write_text(config.method_text, folder / METHOD_FILE)
         write_partition(partition, dataset, folder / "partition.csv")
         write_text(_held(dataset, partition), folder / "data.json")
         (folder / "checkpoints").mkdir()

@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from raysim.checkpoint import Checkpoint, latest_checkpoint
-from raysim.config import RunConfig, changed_keys
+from raysim.config import FILE_KEY, RunConfig, changed_keys
 from raysim.data.datasets import Dataset
 from raysim.data.shards import Partition
 from raysim.errors import Interrupted, ResumeError
 from raysim.federation import Federation
-from raysim.folder import prepare_folder
+from raysim.folder import METHOD_FILE, prepare_folder
 from raysim.results import write_json
 
 
@@ -64,9 +64,11 @@ def check_same_experiment(
         )
     changed = [key for key in changed if key != "rounds"]  # the rounds so far are the same
     if changed:
+        file = f"method.{FILE_KEY}"
+        kept = f" (as it was: {folder / METHOD_FILE})" if file in changed else ""
         raise ResumeError(
-            f"not as in {folder}: {', '.join(changed)}. Resuming would mix two experiments: start "
-            "a new run for other values; rounds, execution.* and most of output.* may change"
+            f"not as in {folder}: {', '.join(changed)}{kept}. Resuming would mix two experiments: "
+            "start a new run for other values; rounds, execution.* and most of output.* may change"
         )
 
 

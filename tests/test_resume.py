@@ -204,3 +204,23 @@ def test_damaged_timings_cost_only_timings(finished: Finished, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert "timings.parquet is damaged" in done.stdout
     assert bits_of(folder) == bits_of(finished[0])
+
+
+def test_a_method_file_that_has_changed_is_told_of_and_kept_as_it_was(tmp_path: Path) -> None:
+    file, head = (
+        tmp_path / "mine.py",
+        "from methods.fedavg import FedAvg\n\n\nclass Méin(FedAvg):\n",
+    )
+    file.write_text(f"{head}    pass\n")
+    quick = [w for w in CLI if not w.startswith(("rounds", "method"))]
+    words = [f"method={file}:Méin", *quick, INPROCESS, "rounds=1", f"output.dir={tmp_path}/runs"]
+    assert CliRunner().invoke(app, ["run", *words]).exit_code == 0
+    folder = only_run(tmp_path / "runs")
+    again = ["run", "--resume", str(folder), "rounds=2"]
+    file.write_text(f"{head}    title = 'another'\n")
+    refused = CliRunner().invoke(app, again)
+    assert refused.exit_code == 2
+    assert f"method.file_sha256 (as it was: {folder}/method.py)." in refused.stderr
+    shutil.copy(folder / "method.py", file)
+    assert CliRunner().invoke(app, again).exit_code == 0
+    assert latest_checkpoint(folder / "checkpoints").round == 2
