@@ -256,7 +256,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def leftovers(wait_s: float = 20.0) -> list[str]:
+def leftovers(wait_s: float = 60.0) -> list[str]:
     """Return the actors and placement groups of the connected Ray that do not go away."""
     import ray._private.state as state
 
@@ -270,7 +270,7 @@ def leftovers(wait_s: float = 20.0) -> list[str]:
         time.sleep(0.2)
 
 
-def eventually(is_so: Callable[[], bool], wait_s: float = 20.0) -> bool:
+def eventually(is_so: Callable[[], bool], wait_s: float = 60.0) -> bool:
     """Wait until something is so; returns whether it came to be."""
     until = time.monotonic() + wait_s
     while not is_so():
@@ -339,7 +339,7 @@ class Nodes:
 
     def close(self) -> None:
         """Stop the cluster."""
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=180)
 
     def _ask(self, words: str) -> str:
         assert self._process.stdin is not None

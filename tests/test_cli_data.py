@@ -121,7 +121,7 @@ def test_two_runs_at_once_prepare_the_same_data_once(tmp_path: Path, cache: Path
         )
         for name in "ab"
     ]
-    ended = [(*process.communicate(timeout=120), process.returncode) for process in both]
+    ended = [(*process.communicate(timeout=300), process.returncode) for process in both]
     assert [status for *_, status in ended] == [0, 0], ended
     assert bits_of(only_run(tmp_path / "a")) == bits_of(only_run(tmp_path / "b"))
     (prepared,) = (cache / "raysim" / "data").iterdir()

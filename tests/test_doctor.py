@@ -100,7 +100,7 @@ def test_one_client_is_one() -> None:
 
 @pytest.mark.slow
 def test_the_command_starts_ray_and_sees_what_hosts_would_be() -> None:
-    done = subprocess.run([RAYSIM, "doctor"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([RAYSIM, "doctor"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
     for word in ("a local Ray, 1 node", "object store", "hosts: auto", "equal bits"):
         assert word in done.stdout
@@ -109,7 +109,7 @@ def test_the_command_starts_ray_and_sees_what_hosts_would_be() -> None:
 def test_a_cluster_that_does_not_answer_is_a_problem() -> None:
     # A process of its own: this one may have a Ray, which would be looked at instead.
     words = [RAYSIM, "doctor", "execution.address=127.0.0.1:9"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment())
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment())
     assert done.returncode == 2
     assert "problem  Ray: no Ray cluster answers at 127.0.0.1:9" in done.stdout
     assert "\n         -> start one with `ray start --head`" in done.stdout

@@ -44,7 +44,7 @@ def test_a_cohort_larger_than_the_object_store_gives_the_same_bits(tmp_path: Pat
         [sys.executable, "-c", ON_A_SMALL_STORE, *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env=environment(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0"),
         cwd=ROOT,
         check=False,

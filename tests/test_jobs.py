@@ -56,13 +56,13 @@ class Head:
 
     def _call(self, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            words, capture_output=True, text=True, timeout=120, env=self.env, cwd=cwd, check=False
+            words, capture_output=True, text=True, timeout=300, env=self.env, cwd=cwd, check=False
         )
 
     def asked(self, path: str) -> object:
         """Return what the dashboard says at a path."""
         headers = {"Authorization": f"Bearer {self.env['RAY_AUTH_TOKEN']}"}
-        with urlopen(Request(f"{self.url}{path}", headers=headers), timeout=10) as answer:
+        with urlopen(Request(f"{self.url}{path}", headers=headers), timeout=60) as answer:
             return json.load(answer)
 
     def status(self, job: str) -> str:
@@ -95,7 +95,7 @@ def head() -> Iterator[Head]:
     process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     found = Head(f"http://127.0.0.1:{port}", agent, env)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while True:
             try:
                 found.asked("/api/version")
@@ -107,7 +107,7 @@ def head() -> Iterator[Head]:
         yield found
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -160,7 +160,7 @@ def test_a_stopped_job_saves_its_rounds_and_another_goes_on(head: Head, tmp_path
         if line.startswith("round  2/80"):
             break
     following.send_signal(signal.SIGINT)
-    _, told = following.communicate(timeout=30)
+    _, told = following.communicate(timeout=180)
     assert following.returncode == 130
     assert "the job goes on" in told
     job = told.split()[2]
@@ -173,7 +173,7 @@ def test_a_stopped_job_saves_its_rounds_and_another_goes_on(head: Head, tmp_path
     run = only_run(tmp_path / "job")
     assert f"go on with\n  python -m raysim.run --resume {run}" in head.log(job)
     assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while living(head):
         assert time.monotonic() < deadline, "actors stay behind"
         time.sleep(0.5)

@@ -394,10 +394,10 @@ def test_a_slurm_job_saves_is_queued_again_and_goes_on(tmp_path: Path, job: int)
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.2)
             first.send_signal(signal.SIGUSR1)
-            assert first.wait(60) == 143, log.read_text()
+            assert first.wait(180) == 143, log.read_text()
         finally:
             first.terminate()
-            first.wait(30)
+            first.wait(180)
     assert (tmp_path / "requeued").read_text() == f"requeue {job}\n"
     assert "rounds are saved" in log.read_text()
     again = subprocess.run(

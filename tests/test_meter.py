@@ -9,11 +9,11 @@ from tests.toy import dealt, federation, toy_config
 SILENT = "local"  # a method that sends nothing: zero bytes must not be refused
 
 
-def scraped(port: int, name: str, wait_s: float = 20) -> list[str]:
+def scraped(port: int, name: str, wait_s: float = 60) -> list[str]:
     """Return FedAvg's lines of a metric that Ray serves for Prometheus, once there are any."""
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
             found = page.read().decode().splitlines()
         lines = [x for x in found if x.startswith(name) and 'method="fedavg"' in x]
         if lines:

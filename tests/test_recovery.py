@@ -422,7 +422,7 @@ def test_a_driver_that_ends_leaves_no_actor(
     with running(local_ray, tmp_path, "execution.state_memory_mb=0") as process:
         assert sorted(leftovers(wait_s=0)) == ["ClientHost", "ClientHost", "ServerActor"]
         process.send_signal(signum)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=180)
     assert process.returncode == status
     assert not leftovers(wait_s=60)
     assert ray_is_free()

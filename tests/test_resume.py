@@ -83,7 +83,7 @@ def stopped_and_resumed(
     """Send a run a signal and resume it; returns its exit status and the bits at the end."""
     with running(folder, *words, **more) as process:
         process.send_signal(signum)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=180)
     assert "Traceback" not in errors
     folder = only_run(folder)
     assert f"python -m raysim.run --resume {folder}" in errors
@@ -170,7 +170,7 @@ def test_nobody_else_works_in_the_directory_of_a_run(tmp_path: Path) -> None:
         folder = only_run(tmp_path)
         second = run_command("--resume", str(folder), INPROCESS)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     assert second.returncode == 2
     assert f"another process is at work in {folder}" in second.stderr
     assert process.returncode == 130

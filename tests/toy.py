@@ -241,7 +241,7 @@ def run_command(*words: str, cwd: Path = ROOT, **more: str) -> subprocess.Comple
         command(*words),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env=environment(**more),
         cwd=cwd,
         check=False,

@@ -60,10 +60,10 @@ def plain(folder: Path, **more: Any) -> tuple[bytes, str]:
 
 
 def leaks() -> list[str]:
-    """Return what lives on the cluster after a second's grace, and should not."""
+    """Return what lives on the cluster after some seconds' grace, and should not."""
     import ray._private.state as state
 
-    for _ in range(50):
+    for _ in range(300):
         actors = [a["ActorClassName"] for a in state.actors().values() if a["State"] != "DEAD"]
         table = ray.util.placement_group_table().values()
         groups = [group["name"] or "group" for group in table if group["state"] != "REMOVED"]
