@@ -60,6 +60,12 @@ Tune = Annotated[
     ),
 ]
 Compare = Annotated[Compared, typer.Option(help="Whose AVG is compared with the baseline's.")]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ROW", help="What the others are compared with. Default: fedavg, or the first."
+    ),
+]
 Reuse = Annotated[
     list[Path] | None,
     typer.Option(
@@ -84,6 +90,7 @@ def table(
     rows: RowsFile = None,
     tune: Tune = None,
     compare: Compare = Compared.avg,
+    baseline: Baseline = None,
     reuse: Reuse = None,
     config: ConfigFile = None,
     preset: Preset = None,
@@ -108,6 +115,7 @@ def table(
             rows=rows,
             tune=tune or [],
             compare=compare.value,
+            baseline=baseline,
             reuse=reuse or [],
             config=config,
             preset=preset,

@@ -156,6 +156,7 @@ def read_settings(
     rows: Path | None,
     tune: Sequence[str],
     compare: Literal["avg", "personal"],
+    baseline: str | None,
     reuse: Sequence[Path],
     config: Path | None,
     preset: str | None,
@@ -178,12 +179,11 @@ def read_settings(
     base = read_config(plain, config, preset)
     sets = _data_sets(data or base.data.name)
     scoped = _scoped([w for w in overrides if _is_scoped(w)], [*sets, *_methods_of(lines)])
-    labels = [row.label for row in lines]
     asked = TableSettings(
         title=title,
         config=base.resolved(),
         rows=tuple(Row(label=r.label, values=r.values, swept=r.swept) for r in lines),
-        baseline=BASELINE if BASELINE in labels else labels[0],
+        baseline=_baseline(baseline, [row.label for row in lines]),
         data=sets,
         seeds=seeds,
         scoped=scoped,
@@ -192,6 +192,14 @@ def read_settings(
         reuse=tuple(str(_folder(path)) for path in reuse),
     )
     _check(asked, plain)
+    return asked
+
+
+def _baseline(asked: str | None, labels: Sequence[str]) -> str:
+    if asked is None:
+        return BASELINE if BASELINE in labels else labels[0]
+    if asked not in labels:
+        raise ConfigError(f"--baseline {asked}: no such row{did_you_mean(asked, labels)}")
     return asked
 
 

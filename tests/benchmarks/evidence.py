@@ -118,6 +118,12 @@ TABLES = {
         sizes=True,
     ),
     "fedfip_controls": Evidence(asked=(*_FEDFIP, *_rows("fedfip_controls")), sizes=True),
+    "fedfip_ranking_half": Evidence(
+        asked=(*_FEDFIP, *_rows("fedfip_controls"), "--baseline", "fisher 0.5")
+    ),
+    "fedfip_ranking_fifth": Evidence(
+        asked=(*_FEDFIP, *_rows("fedfip_controls"), "--baseline", "fisher 0.2")
+    ),
     "fedfip_why": Evidence(asked=(*_FEDFIP, *_rows("fedfip_why"))),
     "fedfip_wide": Evidence(asked=(*_FEDFIP, "--methods", "fedavg,fedfip", "model.width=32")),
     "fedfip_long": Evidence(asked=(*_FEDFIP, "--methods", "fedavg,fedfip", "rounds=100")),
@@ -204,7 +210,7 @@ def page(name: str, study: Path) -> str:
     parts = [
         f"# {name.replace('_', ' ')}",
         f"`python -m tests.benchmarks.evidence {name}`, which is `python -m tune_jobs.table "
-        f"{' '.join(evidence.asked)}`: {_provenance(study, runs)}",
+        f"{_command(evidence.asked)}`: {_provenance(study, runs)}",
         (study / "table.md").read_text().strip(),
     ]
     if evidence.sizes:
@@ -212,6 +218,10 @@ def page(name: str, study: Path) -> str:
     if evidence.paper:
         parts += ["## Beside the paper", beside(lines, evidence)]
     return "\n\n".join(parts) + "\n"
+
+
+def _command(words: Sequence[str]) -> str:
+    return " ".join(f'"{word}"' if " " in word else word for word in words)
 
 
 def sizes(study: Path, runs: pd.DataFrame) -> str:

@@ -35,7 +35,7 @@ def asked(*overrides: str, **more: Any) -> TableSettings:
     options: dict[str, Any] = {
         **{"methods": "fedavg,fedfip", "data": None, "seeds": 2, "ablation": None},
         **{"sensitivity": None, "sparsity": None, "rows": None, "config": None, "preset": None},
-        **{"tune": [], "compare": "avg", "reuse": []},
+        **{"tune": [], "compare": "avg", "baseline": None, "reuse": []},
     }
     if more.keys() & {"ablation", "sensitivity", "sparsity", "rows"}:
         options["methods"] = None
@@ -189,6 +189,16 @@ def test_lines_average_over_seeds_and_compare_seed_by_seed(tmp_path: Path) -> No
     assert fedfip["flops_mean"] == 5
     assert fedfip["mb_mean"] == 7
     assert fedfip["seconds_mean"] == 3
+
+
+def test_any_row_can_be_what_the_others_are_compared_with(tmp_path: Path) -> None:
+    settings = asked(seeds=3, baseline="fedfip")
+    found = compare(cells(settings, outcomes(settings, tmp_path)), settings).set_index("row")
+    assert found.loc["fedavg", "diff"] == -1
+    assert math.isnan(found.loc["fedfip", "diff"])
+    assert "AVG vs fedfip" in markdown(found.reset_index(), settings)
+    with pytest.raises(ConfigError, match="--baseline fedfap: no such row; did you mean 'fedfip'"):
+        asked(baseline="fedfap")
 
 
 def test_one_row_has_nothing_to_differ_from(tmp_path: Path) -> None:
