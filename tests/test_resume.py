@@ -207,10 +207,8 @@ def test_damaged_timings_cost_only_timings(finished: Finished, tmp_path: Path) -
 
 
 def test_a_method_file_that_has_changed_is_told_of_and_kept_as_it_was(tmp_path: Path) -> None:
-    file, head = (
-        tmp_path / "mine.py",
-        "from methods.fedavg import FedAvg\n\n\nclass Méin(FedAvg):\n",
-    )
+    file = tmp_path / "mine.py"
+    head = "from methods.fedavg import FedAvg\n\n\nclass Méin(FedAvg):\n"
     file.write_text(f"{head}    pass\n")
     quick = [w for w in CLI if not w.startswith(("rounds", "method"))]
     words = [f"method={file}:Méin", *quick, INPROCESS, "rounds=1", f"output.dir={tmp_path}/runs"]
