@@ -75,6 +75,26 @@ def test_what_is_no_ray_head_is_asked_after_first(monkeypatch: pytest.MonkeyPatc
     assert remedy.startswith("is that the address of a Ray head")
 
 
+def test_processes_of_ray_keep_what_they_free_and_the_users_own_settings_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    found = _environment_of_a_task()
+    assert found["MALLOC_ARENA_MAX"] == "7"
+    assert found["MALLOC_TRIM_THRESHOLD_"] == str(2**31 - 1)
+    assert os.environ["MALLOC_ARENA_MAX"] == "7"
+    assert "MALLOC_TRIM_THRESHOLD_" not in os.environ
+
+
+def _environment_of_a_task() -> dict[str, str]:
+    """Start a Ray of our own and return what a task finds in its environment."""
+    import ray
+
+    with session(ExecutionSettings()):
+        return dict(ray.get(ray.remote(lambda: dict(os.environ)).remote()))
+
+
 def test_too_many_hosts_are_refused_with_both_sides(local_ray: str) -> None:
     config = toy_config(execution={"backend": "ray", "hosts": 9})
     dataset, partition = dealt(config)
