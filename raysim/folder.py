@@ -67,8 +67,7 @@ def prepare_folder(
             folder = new_folder(config.output.dir, name)
         else:
             folder.mkdir(parents=True)
-        text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
-        write_text(text, folder / "config.yaml")
+        write_config(config, folder)
         if config.method_text is not None:
             write_text(config.method_text, folder / METHOD_FILE)
         write_partition(partition, dataset, folder / "partition.csv")
@@ -77,6 +76,16 @@ def prepare_folder(
     except OSError as error:
         raise ConfigError(f"output.dir={config.output.dir}: {error.strerror or error}") from None
     return folder
+
+
+def write_config(config: RunConfig, folder: Path) -> None:
+    """Write `config.yaml`; a run that goes on may have other rounds, hosts or outputs than before.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
+    text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
+    write_text(text, folder / "config.yaml")
 
 
 def _held(dataset: Dataset, partition: Partition) -> str:
@@ -106,15 +115,16 @@ def sole_use(folder: Path) -> Iterator[None]:
     """Keep other processes from working in a run directory; the lock dies with the process.
 
     Args:
-        folder: the run directory; its `config.yaml` is what is locked.
+        folder: the run directory; its `partition.csv` is what is locked, as it never changes.
 
     Raises:
         ResumeError: another process is at work there, or it cannot be written.
     """
+    lock = folder / "partition.csv"
     try:
-        held = (folder / "config.yaml").open("r+")
+        held = lock.open("r+")
     except OSError as error:
-        raise ResumeError(f"{folder} cannot be written: {error.strerror or error}") from None
+        raise ResumeError(f"{lock} cannot be written: {error.strerror or error}") from None
     with held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

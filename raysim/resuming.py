@@ -58,10 +58,6 @@ def check_same_experiment(
     """
     experiment = config.experiment(data_sha256, partition_sha256)
     changed = changed_keys(checkpoint.experiment, experiment)
-    if config.rounds < checkpoint.round:
-        raise ResumeError(
-            f"rounds={config.rounds}: {folder} has {checkpoint.round} complete rounds already"
-        )
     changed = [key for key in changed if key != "rounds"]  # the rounds so far are the same
     if changed:
         file = f"method.{FILE_KEY}"
@@ -69,6 +65,10 @@ def check_same_experiment(
         raise ResumeError(
             f"not as in {folder}: {', '.join(changed)}{kept}. Resuming would mix two experiments: "
             "start a new run for other values; rounds, execution.* and most of output.* may change"
+        )
+    if config.rounds < checkpoint.round:
+        raise ResumeError(
+            f"rounds={config.rounds}: {folder} has {checkpoint.round} complete rounds already"
         )
 
 

@@ -229,6 +229,8 @@ def opened(
     folder = run_folder(config, dataset, partition, folder, checkpoint)
     with ExitStack() as stack:
         stack.enter_context(folders.sole_use(folder))
+        if checkpoint:
+            folders.write_config(config, folder)
         with folders.kept_if_started(folder, new=checkpoint is None):
             executor = make_executor(
                 on_hosts, partition, dataset, signals, folder / "states", _say(console), device

@@ -13,6 +13,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from raysim.checkpoint import latest_checkpoint
@@ -195,6 +196,22 @@ def test_a_resume_that_fails_at_once_leaves_the_results(
     assert done.exit_code == 1
     assert "6 of 8 rounds are saved" in done.stderr
     assert (folder / "summary.json").read_text() == before
+
+
+def test_a_run_that_was_made_longer_is_one_of_so_many_rounds(
+    finished: Finished, tmp_path: Path
+) -> None:
+    folder = copied(finished, tmp_path)
+    longer = ["run", "--resume", str(folder), INPROCESS, "rounds=7"]
+    assert CliRunner().invoke(app, longer).exit_code == 0
+    assert yaml.safe_load((folder / "config.yaml").read_text())["rounds"] == 7
+    again = CliRunner().invoke(app, ["run", "--resume", str(folder)])
+    assert again.exit_code == 0, again.stderr
+    shorter = CliRunner().invoke(app, ["run", "--resume", str(folder), "rounds=6"])
+    assert "rounds=6: " in shorter.stderr
+    other = CliRunner().invoke(app, ["run", "--resume", str(folder), "rounds=6", "data.clients=5"])
+    assert "not as in" in other.stderr
+    assert "data.clients" in other.stderr
 
 
 def test_damaged_timings_cost_only_timings(finished: Finished, tmp_path: Path) -> None:
