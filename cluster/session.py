@@ -6,10 +6,11 @@ import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private.node import Node
 
 from raysim.cpus import usable_cpus
@@ -114,6 +115,10 @@ def _start_local() -> None:
     replaced += [_replaced(Node, name, lambda *_, **__: None) for name in _UNASKED]
     replaced += [_replaced(Node, "_webui_url", None)]
     replaced += [_replaced(ray._private.utils, "get_dashboard_dependency_error", ImportError)]
+    if ray._private.utils.detect_fate_sharing_support():  # it dies with this process all the same
+        # What ends a whole process group (timeout, SLURM) must not take Ray from under its driver.
+        own = partial(services.ConsolePopen, start_new_session=True)
+        replaced += [_replaced(services, "ConsolePopen", own)]
     try:
         with ExitStack() as stack:
             for replacement in replaced:

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -209,6 +210,27 @@ def test_a_killed_search_goes_on_in_another_folder(tmp_path: Path) -> None:
     table = pd.read_parquet(folder / "trials.parquet")
     assert table.groupby("trial")["round"].apply(list).tolist() == [list(range(1, 7))] * 2
     assert len(list((folder / "runs").iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_whole_process_group_ends_a_search_in_order(tmp_path: Path) -> None:
+    """As `timeout` and SLURM do it: Ray must outlive its driver's last words."""
+    words = [sys.executable, "-m", "tune_jobs.search", "--space", "fedfip", "--samples", "2"]
+    with subprocess.Popen(
+        [*words, "--max-rounds", "900", "--scheduler", "none", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(ROOT)),
+        start_new_session=True,
+    ) as process:
+        while process.poll() is None and not list(tmp_path.glob("runs/*/runs/*/checkpoints/r*")):
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGTERM)
+        told = process.communicate(timeout=50)[0]
+    assert process.returncode == 128 + signal.SIGTERM, told
+    assert f"tune_jobs.search --resume {only_run(tmp_path / 'runs')}" in told
 
 
 def test_test_methods_are_not_methods_of_the_command_line() -> None:
