@@ -2,6 +2,8 @@
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -69,6 +71,17 @@ def failure(where: str, error: BaseException) -> RunError:
     trace = "".join(traceback.format_exception(error))
     told = [f"{where}: {type(error).__name__}: {error}", remedy(error), trace]
     return RunError("\n".join(filter(None, told)))
+
+
+@contextmanager
+def telling(where: str) -> Iterator[None]:
+    """Turn what a method's hook raises in the block into a `RunError` that says where."""
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        raise failure(where, error) from error
 
 
 class Interrupted(BaseException):

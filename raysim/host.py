@@ -19,7 +19,7 @@ from raysim.aggregation import NonFiniteError, Partial
 from raysim.config import RunConfig
 from raysim.data.datasets import open_dataset
 from raysim.data.shards import HELD_OUT, Shard
-from raysim.errors import UserError, failure
+from raysim.errors import UserError, failure, telling
 from raysim.evaluation import evaluate
 from raysim.messages import ClientReport, EvalSum, EvalUnit, HostReport, Update
 from raysim.method import ClientView
@@ -170,11 +170,15 @@ class Host:
             message: the server's "evaluate" broadcast.
             personal: test own models too, where the method has them, on the clients' own examples:
                 personal models, and for guests the global one adapted to their unseen domain.
+
+        Raises:
+            RunError: the method raised; names the client whose own model it was.
         """
         sums: list[EvalSum] = []
         if units:
             refresh(self._model)
-            self._method.load_global(self._model, weights, message)
+            with telling(f"the global model of round {round_ + 1} could not be tested"):
+                self._method.load_global(self._model, weights, message)
         for unit in units if not self._abandoned else ():
             shard = self._unit(unit)
             sums += evaluate(self._model, shard, client=-1, start=unit.start, split=unit.split)
@@ -182,7 +186,9 @@ class Host:
         for client in self._shards if personal else ():
             if self._abandoned:
                 break
-            if self._load_own(round_, client, weights, message):
+            with telling(f"client {client}'s own model of round {round_ + 1} could not be tested"):
+                loaded = self._load_own(round_, client, weights, message)
+            if loaded:
                 for split, shard in self._own_tests(client).items():
                     sums += evaluate(self._model, shard, client=client, split=split)
             self.steps += 1

@@ -7,7 +7,7 @@ import torch
 
 from raysim.aggregation import Partial
 from raysim.config import RunConfig
-from raysim.errors import UserError, failure
+from raysim.errors import telling
 from raysim.messages import Costs
 from raysim.method import ServerState, ServerView
 from raysim.models import ChannelModel
@@ -30,9 +30,10 @@ class Server:
         self._config = config
         self._method = method_of(config)
         self._num_domains = num_domains
-        self._model = build_skeleton(config, num_classes, torch.device("cpu"))
-        blank = ServerState(model=state_arrays(self._model))
-        memory = self._method.init_server(self._view(0, self._method.phases[0], blank))
+        with telling("the server could not be built"):
+            self._model = build_skeleton(config, num_classes, torch.device("cpu"))
+            blank = ServerState(model=state_arrays(self._model))
+            memory = self._method.init_server(self._view(0, self._method.phases[0], blank))
         self._state = self._next = ServerState(model=blank.model, memory=memory)
         self.steps = 0
         """Partial results taken in; grows while the server is at work."""
@@ -42,10 +43,15 @@ class Server:
         return self._state.model
 
     def broadcast(self, round_: int, phase: str) -> tuple[Arrays, int]:
-        """Return what a phase sends beside the weights, and all its bytes to one client."""
+        """Return what a phase sends beside the weights, and all its bytes to one client.
+
+        Raises:
+            RunError: the method raised.
+        """
         view = self._view(round_, phase, self._next)
-        message = self._method.broadcast(view)
-        down = 0 if phase == "evaluate" else self._method.bytes_down(view, message)
+        with telling(_where(round_, phase)):
+            message = self._method.broadcast(view)
+            down = 0 if phase == "evaluate" else self._method.bytes_down(view, message)
         return message, down
 
     def aggregate(
@@ -65,16 +71,10 @@ class Server:
         for partial in partials:
             total.merge(partial)
             self.steps += 1
-        try:
+        with telling(_where(round_, phase)):
             if total.sums or total.gathered or not total.refused:
                 self._next = self._method.aggregate(self._view(round_, phase, self._next), total)
             figures = dict(self._method.describe(self._view(round_, phase, self._next)))
-        except UserError:
-            raise
-        except Exception as error:
-            raise failure(
-                f"the server failed in round {round_ + 1}, phase {phase!r}", error
-            ) from error
         means = {name: part.mean().astype(np.float32) for name, part in total.watched.items()}
         return figures, means | dict(self._next.watched)
 
@@ -89,7 +89,8 @@ class Server:
     def costs(self) -> Costs:
         """Return size and work of the committed global model as it is evaluated."""
         view = self._view(0, "evaluate", self._state)
-        return self._method.costs(view, self._config.data.image_size)
+        with telling("the method's costs could not be counted"):
+            return self._method.costs(view, self._config.data.image_size)
 
     def global_model(self, round_: int) -> ChannelModel:
         """Return the skeleton, loaded with the committed global model as it is evaluated."""
@@ -122,3 +123,7 @@ class Server:
             num_clients=self._config.data.clients,
             memory=state.memory,
         )
+
+
+def _where(round_: int, phase: str) -> str:
+    return f"the server failed in round {round_ + 1}, phase {phase!r}"

@@ -34,7 +34,7 @@ class Failing(Method):
 
 
 def call(*words: str) -> Result:
-    """Run a command line in this process; for commands that fail before they train."""
+    """Run a command line in this process; for commands that fail early."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(run)
     return CliRunner().invoke(app, list(words))
@@ -239,6 +239,28 @@ def test_a_method_that_exits_has_failed(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert re.search(r"client 0 \(domains: .*\) failed in round 1, phase 'fit'", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("hook", "where"),
+    [
+        ("build_model", "the server could not be built"),
+        ("init_server", "the server could not be built"),
+        ("broadcast", "the server failed in round 1, phase 'fit'"),
+        ("bytes_down", "the server failed in round 1, phase 'fit'"),
+        ("load_global", "the global model of round 1 could not be tested"),
+        ("load_personal", "client 0's own model of round 1 could not be tested"),
+        ("costs", "the method's costs could not be counted"),
+    ],
+)
+def test_a_hook_that_raises_is_told_with_its_place(hook: str, where: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    text = f"    def {hook}(self, *given, **named):\n        raise ValueError('a slip')\n"
+    file.write_text(f"from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n{text}")
+    words = [w for w in SMALL if not w.startswith("method")]
+    done = call(*words, f"method={file}:Mine", f"output.dir={tmp_path}/runs")
+    assert done.exit_code == 1
+    assert f"the run failed: {where}: ValueError: a slip" in done.stderr
 
 
 def test_what_a_mask_cannot_keep_is_the_users_to_put_right(tmp_path: Path) -> None:
