@@ -1,5 +1,6 @@
 """Joining a cluster, or saying quickly and plainly why that is not possible."""
 
+import json
 import os
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from cluster.executor import RayExecutor
 from cluster.session import _join, _probe, session
 from raysim.errors import ClusterError
 from raysim.execution import ExecutionSettings
-from tests.toy import CLI, ROOT, bits_of, dealt, only_run, run_command, toy_config
+from tests.toy import CLI, ROOT, bits_of, dealt, environment, only_run, run_command, toy_config
 
 pytestmark = pytest.mark.ray
 
@@ -75,24 +76,30 @@ def test_what_is_no_ray_head_is_asked_after_first(monkeypatch: pytest.MonkeyPatc
     assert remedy.startswith("is that the address of a Ray head")
 
 
-def test_processes_of_ray_keep_what_they_free_and_the_users_own_settings_stand(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
-    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
-    found = _environment_of_a_task()
-    assert found["MALLOC_ARENA_MAX"] == "7"
-    assert found["MALLOC_TRIM_THRESHOLD_"] == str(2**31 - 1)
-    assert os.environ["MALLOC_ARENA_MAX"] == "7"
-    assert "MALLOC_TRIM_THRESHOLD_" not in os.environ
+ENVIRONMENTS = """
+import json, os, ray
+from cluster.session import session
+from raysim.execution import ExecutionSettings
+
+with session(ExecutionSettings()):
+    task = ray.get(ray.remote(lambda: dict(os.environ)).remote())
+print(json.dumps([task, dict(os.environ)]))
+"""
 
 
-def _environment_of_a_task() -> dict[str, str]:
-    """Start a Ray of our own and return what a task finds in its environment."""
-    import ray
-
-    with session(ExecutionSettings()):
-        return dict(ray.get(ray.remote(lambda: dict(os.environ)).remote()))
+def test_processes_of_ray_keep_what_they_free_and_the_users_own_settings_stand() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENVIRONMENTS],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=environment(MALLOC_ARENA_MAX="7"),
+    )
+    task, after = json.loads(done.stdout.splitlines()[-1])
+    assert task["MALLOC_ARENA_MAX"] == after["MALLOC_ARENA_MAX"] == "7"
+    assert task["MALLOC_TRIM_THRESHOLD_"] == str(2**31 - 1)
+    assert "MALLOC_TRIM_THRESHOLD_" not in after
 
 
 def test_too_many_hosts_are_refused_with_both_sides(local_ray: str) -> None:

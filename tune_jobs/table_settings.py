@@ -172,9 +172,10 @@ def read_settings(
         key = word.partition("=")[0]
         if key == "seed" or not key.startswith(("method", "data=")):
             continue
+        mine = f"{_methods_of(lines)[-1]}:{word}" if key.startswith("method.") else ""
         raise ConfigError(
-            f"{word}: a table has several; write fedfip:method.rho=0.3 for one method, "
-            "pacs:data.image_size=64 for one data set"
+            f"{word}: say of which row; write {mine or 'fedfip:method.rho=0.3'} for one method, "
+            "pacs:data.image_size=64 for one data set; methods, data sets and seeds have options"
         )
     base = read_config(plain, config, preset)
     sets = _data_sets(data or base.data.name)
