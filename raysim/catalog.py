@@ -32,6 +32,7 @@ class Hyperparameter:
         name: the key under `method.`.
         symbols: what papers call it; accepted as keys too.
         default: its default.
+        required: it has no default and must be given.
         source: where the default comes from, "" if the method's documents do not say.
         description: what it does.
     """
@@ -39,6 +40,7 @@ class Hyperparameter:
     name: str
     symbols: tuple[str, ...]
     default: object
+    required: bool
     source: str
     description: str
 
@@ -50,7 +52,8 @@ def hyperparameters(method: type[Method]) -> list[Hyperparameter]:
         Hyperparameter(
             name,
             tuple(alias for alias in aliases(field) if alias != name),
-            field.default,
+            None if field.is_required() else field.get_default(call_default_factory=True),
+            field.is_required(),
             sources.get(name, ""),
             " ".join((field.description or "").split()),
         )
@@ -80,16 +83,20 @@ def measure_traffic(methods: MethodTable) -> Mapping[str, Traffic]:
     """Run one client of each method for one round of the default model, and count.
 
     Args:
-        methods: method classes by name.
+        methods: method classes by name; those with a key that must be given are left out.
     """
-    first = build_config({"method": next(iter(methods)), "data": {"clients": _CLIENTS}}, methods)
+    configs = {
+        name: build_config({"method": name, "data": {"clients": _CLIENTS}}, methods)
+        for name, method in methods.items()
+        if not any(item.required for item in hyperparameters(method))
+    }
+    if not configs:
+        return {}
+    first = next(iter(configs.values()))
     dataset = open_dataset(first.data, first.seed)
     partition = make_partition(dataset, first.data.partition, _CLIENTS, first.seed)
-    traffic = {}
-    for name in methods:
-        config = build_config({"method": name, "data": {"clients": _CLIENTS}}, methods)
-        traffic[name] = _one_round(config, dataset, partition.shards[0])
-    return traffic
+    shard = partition.shards[0]
+    return {name: _one_round(config, dataset, shard) for name, config in configs.items()}
 
 
 def _one_round(config: RunConfig, dataset: Dataset, shard: Shard) -> Traffic:

@@ -74,13 +74,13 @@ def _methods(name: str | None) -> None:
         if name is not None:
             console.print(description(method), soft_wrap=True)
             console.print()
-        sent = traffic[key]
-        head = Text.assemble((key, "bold"), f"  {method.title}. {method.paper}")
+        head = Text.assemble((key, "bold"), f"  {method.title}. {method.paper}".rstrip())
         console.print(head, soft_wrap=True)
-        console.print(f"  shared: {method.shared}; private: {method.private}", soft_wrap=True)
-        console.print(
-            f"  {sent.up:,} bytes up and {sent.down:,} down a client and round, default model"
-        )
+        if method.shared or method.private:
+            console.print(f"  shared: {method.shared}; private: {method.private}", soft_wrap=True)
+        if key in traffic:
+            up, down = f"{traffic[key].up:,}", f"{traffic[key].down:,}"
+            console.print(f"  {up} bytes up and {down} down a client and round, default model")
         console.print(_hyperparameters(method, described=name is not None))
         console.print()
     if name is None:
@@ -95,8 +95,10 @@ def _hyperparameters(method: type[Method], *, described: bool) -> Table:
     table = Table(box=None, padding=(0, 1), show_header=False)
     for item in hyperparameters(method):
         names = "\n  ".join([f"method.{item.name}", *item.symbols])
-        told = f"{item.description}\nfrom: {item.source}" if described else item.source
-        table.add_row("", names, str(item.default), told)
+        origin = f"from: {item.source}" if item.source else ""
+        told = "\n".join(filter(None, (item.description, origin))) if described else item.source
+        default = "must be given" if item.required else str(item.default)
+        table.add_row("", names, default, told)
     return table
 
 

@@ -234,6 +234,10 @@ def _figures(groups: Sequence[Group]) -> tuple[Table, list[str]]:
         notes += _test_notes(groups)
     else:
         notes.append("one seed each: differences of a point or two mean nothing")
+    others = [g for g in groups if not g.runs.keys() & groups[0].runs.keys()]
+    if others:
+        seeds = ", ".join(f"{g.name} {sorted(g.runs)}" for g in (groups[0], *others))
+        notes.append(f"other seeds are other initial weights and partitions: {seeds}")
     percent = frozenset(columns) - {*_COUNTS, "run", "seeds", "p of AVG", "test"}
     return Table(tuple(columns), tuple(map(tuple, cells)), percent), notes
 

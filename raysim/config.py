@@ -5,28 +5,27 @@ stands in every checkpoint.
 """
 
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, ValidationError
+from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny
 
-from raysim.data.partition_kinds import AnyPartition, DomainDirichlet
+from raysim.data.partition_kinds import DomainDirichlet
 from raysim.data.settings import DataSettings
 from raysim.errors import ConfigError
 from raysim.execution import ExecutionSettings
 from raysim.plugins import find_method
 from raysim.settings import Named, Settings, aliases, did_you_mean
+from raysim.validation import validate
 from raysim.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from raysim.method import Method
 
 MethodTable = Mapping[str, "type[Method]"]
-PARTITIONS: dict[str, Any] = {c.model_fields["kind"].default: c for c in get_args(AnyPartition)}
-"""The kinds of partition by name, the default first."""
+_DEFAULT_METHOD = "fedfip"
 NOT_EXPERIMENT = ("execution", "output")
 FILE_KEY = "file_sha256"
 """A method from a user's file is another experiment when its text is another."""
@@ -185,6 +184,29 @@ def load_config(
     return build_config(_tree(text, source, overrides, methods), methods)
 
 
+def chosen_method(
+    methods: MethodTable,
+    *,
+    text: str = "",
+    source: str = "the config",
+    overrides: Sequence[str] = (),
+) -> "tuple[str, type[Method]]":
+    """Return the name and class of the method that a config asks for, whatever else is in it.
+
+    Args:
+        methods: see `load_config`, as for the rest.
+        text: YAML.
+        source: how errors name the text.
+        overrides: `key=value` words.
+
+    Raises:
+        ConfigError: malformed YAML, or there is no such method.
+    """
+    section = _tree(text, source, overrides, methods).get("method")
+    method, chosen = _pick_method(section, methods)
+    return str(chosen.get("name", _DEFAULT_METHOD)), method
+
+
 def read_execution(text: str, overrides: Sequence[str]) -> ExecutionSettings | None:
     """Return where a run will be executed, without its method, whose import takes seconds.
 
@@ -197,7 +219,7 @@ def read_execution(text: str, overrides: Sequence[str]) -> ExecutionSettings | N
     """
     with suppress(ConfigError):
         tree = _plain(_tree(text, "", overrides, {})) | {"method": Named(name="")}
-        config: RunConfig = _validate(RunConfig, tree, "")
+        config: RunConfig = validate(RunConfig, tree, "")
         return config.execution
     return None
 
@@ -214,8 +236,8 @@ def _tree(text: str, source: str, overrides: Sequence[str], methods: MethodTable
 def build_config(tree: dict[str, Any], methods: MethodTable) -> RunConfig:
     """Validate a plain tree; see `load_config`."""
     method, rest = _pick_method(tree.get("method"), methods)
-    built = _validate(method, rest, "method.")
-    config: RunConfig = _validate(RunConfig, _plain(tree) | {"method": built}, "")
+    built = validate(method, rest, "method.")
+    config: RunConfig = validate(RunConfig, _plain(tree) | {"method": built}, "")
     return config
 
 
@@ -273,7 +295,7 @@ def _override(tree: dict[str, Any], item: str, methods: MethodTable) -> None:
         node[part] = node = dict(child or {})
     leaf = path[-1]
     if path[:-1] == ["method"]:  # rho=0.5 also replaces a keep_ratio that a file has set
-        for spelling in _spellings(methods.get(str(node.get("name", "fedfip"))), leaf):
+        for spelling in _spellings(methods.get(str(node.get("name", _DEFAULT_METHOD))), leaf):
             node.pop(spelling, None)
     if len(path) == 1 and leaf in _SHORTHAND and isinstance(value, str):
         keep = node.get(leaf) if leaf != "method" else None  # another method has other keys
@@ -297,99 +319,7 @@ def _pick_method(section: Any, methods: MethodTable) -> "tuple[type[Method], dic
     section = _named("method", section) or {}
     if not isinstance(section, dict):
         raise ConfigError(f"method: expected a name or a section, got {section!r}")
-    return find_in(methods, section.get("name", "fedfip")), section
-
-
-def _validate(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
-    try:
-        return cls.model_validate(values)
-    except ValidationError as error:
-        reasons: dict[str, list[str]] = {}  # a union gives one reason a branch
-        for problem in error.errors():
-            key, reason = _explain(cls, problem)
-            reasons.setdefault(key, []).append(reason)
-        lines = [f"{prefix}{key}: {', or '.join(dict.fromkeys(r))}" for key, r in reasons.items()]
-        raise ConfigError("\n".join(lines)) from None
-
-
-def _explain(cls: type[Settings], problem: Any) -> tuple[str, str]:
-    """Return the dotted key of a pydantic problem, and its reason in words."""
-    *path, leaf = problem["loc"] or ("",)
-    section = _section(cls, path)
-    loc = ("", *problem["loc"])
-    parts = [
-        str(part)
-        for before, part in itertools.pairwise(loc)
-        if not (before == "partition" and part in PARTITIONS) and not _is_branch(part)
-    ]
-    key = ".".join(parts)
-    if problem["type"] == "boolean":
-        return ".".join([*parts, problem["ctx"]["key"]]), problem["msg"]
-    if problem["type"] == "extra_forbidden":
-        known = _field_names(section)
-        twice = str(leaf) in known  # an alias beside the name that it stands for
-        return key, "given twice" if twice else f"unknown key{did_you_mean(str(leaf), known)}"
-    if problem["type"] == "union_tag_invalid":
-        kind = problem["ctx"]["tag"]
-        return f"{key}.kind", f"no partition {kind!r}{did_you_mean(str(kind), PARTITIONS)}"
-    value = problem.get("input")
-    shown = "" if isinstance(value, dict | Settings) else f", got {value!r}"
-    words = _WORDS.get(problem["type"].partition("_")[0], "")
-    bounds = _range(section, parts[-1]) if parts and problem["type"] not in _UNBOUNDED else ""
-    if bounds and words:
-        bounds = bounds.replace("must lie", words)
-    return key, f"{bounds or words or problem['msg'][0].lower() + problem['msg'][1:]}{shown}"
-
-
-_WORDS = {
-    "int": "must be a whole number",
-    "float": "must be a number",
-    "path": "must be a path",
-    "model": "must be a section of `key: value` lines",
-}
-_UNBOUNDED = {"value_error"}
-
-
-_BRANCHES = ("int", "float", "constrained-int", "constrained-float")
-
-
-def _is_branch(part: Any) -> bool:
-    """Tell pydantic's names for branches of a union from keys."""
-    return isinstance(part, str) and ("[" in part or part in _BRANCHES)
-
-
-def _section(cls: type[Any], path: Sequence[Any]) -> type[Any]:
-    """Follow a location inside the config to the section class that it names."""
-    for part in path:
-        field = cls.model_fields.get(str(part))
-        if part in PARTITIONS:
-            cls = PARTITIONS[part]
-        elif field is not None and isinstance(field.annotation, type):
-            cls = field.annotation
-    return cls
-
-
-def _range(section: type[Any], name: str) -> str:
-    """Word the bounds of a numeric field, e.g. "must lie in (0, 1]"."""
-    fields = section.model_fields
-    field = fields.get(name) or next((f for f in fields.values() if name in aliases(f)), None)
-    if field is None:
-        return ""
-    bounds = {
-        bound: getattr(item, bound)
-        for item in field.metadata
-        for bound in ("gt", "ge", "lt", "le")
-        if getattr(item, bound, None) is not None
-    }
-    if not bounds:
-        return ""
-    low = next((f"{b}{bounds[k]}" for k, b in (("gt", "("), ("ge", "[")) if k in bounds), "(-inf")
-    high = next((f"{bounds[k]}{b}" for k, b in (("lt", ")"), ("le", "]")) if k in bounds), "inf)")
-    return f"must lie in {low}, {high}"
-
-
-def _field_names(cls: type[Any]) -> list[str]:
-    return [*cls.model_fields, *(a for f in cls.model_fields.values() for a in aliases(f))]
+    return find_in(methods, section.get("name", _DEFAULT_METHOD)), section
 
 
 def _spellings(cls: type[Any] | None, key: str) -> list[str]:

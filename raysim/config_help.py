@@ -1,29 +1,30 @@
 """Every key of a config with its default and what it does, from the schema's own docstrings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import yaml
 
-from raysim.config import PARTITIONS, RunConfig
+from raysim.config import RunConfig
+from raysim.data.partition_kinds import PARTITIONS
 from raysim.settings import Settings, aliases
 
 if TYPE_CHECKING:
     from raysim.method import Method
 
 
-def config_help(method: "type[Method]") -> str:
+def config_help(name: str, method: "type[Method]") -> str:
     """Return a YAML text in which each key stands below what it does.
 
     Args:
+        name: of the method, as a config gives it.
         method: whose hyperparameters are told; what is not the default's is in `raysim methods`.
     """
     lines = [
         "# Every key with its default. Give them as YAML (raysim run --config FILE) or on the",
         "# command line (raysim run method.rho=0.5 data.clients=100).",
-        f"# Method keys are those of {method.model_fields['name'].default}; others: "
-        "raysim run method=NAME --help-config",
-        *_section(RunConfig, "", {"method": method}),
+        f"# Method keys are those of {name}; others: raysim run method=NAME --help-config",
+        *_section(RunConfig, "", {"method": method}, {"method.name": name}),
     ]
     return "\n".join(lines) + "\n"
 
@@ -33,7 +34,10 @@ def config_keys(method: "type[Method]") -> list[str]:
     return [key for key, _ in _leaves(RunConfig, "", {"method": method})]
 
 
-def _section(cls: type[Settings], indent: str, stands_for: dict[str, Any]) -> Iterator[str]:
+def _section(
+    cls: type[Settings], prefix: str, stands_for: dict[str, Any], given: Mapping[str, str]
+) -> Iterator[str]:
+    indent = "  " * prefix.count(".")
     for name, field in cls.model_fields.items():
         inner = stands_for.get(name) or _settings_of(field.annotation)
         description = " ".join((field.description or "").split())
@@ -49,19 +53,20 @@ def _section(cls: type[Settings], indent: str, stands_for: dict[str, Any]) -> It
             yield f"{indent}# {line}"
         if name == "partition":
             yield f"{indent}{name}:"
-            yield from _partitions(indent + "  ")
+            yield from _partitions(f"{prefix}{name}.")
         elif inner is not None:
             yield f"{indent}{name}:"
-            yield from _section(inner, indent + "  ", stands_for)
+            yield from _section(inner, f"{prefix}{name}.", stands_for, given)
         else:
-            yield f"{indent}{name}: {_value(field)}"
+            yield f"{indent}{name}: {given.get(prefix + name) or _value(field)}"
 
 
-def _partitions(indent: str) -> Iterator[str]:
+def _partitions(prefix: str) -> Iterator[str]:
     """Tell the keys of the default kind, and what the others have beside as comments."""
+    indent = "  " * prefix.count(".")
     first, *others = PARTITIONS.items()
     yield from (f"{indent}# {line}" for line in _wrapped(_summary(first[1])))
-    yield from _section(first[1], indent, {})
+    yield from _section(first[1], prefix, {}, {})
     for kind, cls in others:
         yield from (f"{indent}# {line}" for line in _wrapped(f"or kind: {kind}. {_summary(cls)}"))
         for name, field in cls.model_fields.items():

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from raysim.bookkeeping import enter_clients, enter_times, round_figures
 from raysim.checkpoint import Checkpoint, discard_after, save_checkpoint
 from raysim.config import RunConfig
-from raysim.errors import RunError
+from raysim.errors import RunError, telling
 from raysim.evaluation import eval_units, mean_and_std
 from raysim.executor import Executor, PhaseReport, PlaceLost
 from raysim.messages import JsonDict
@@ -213,7 +213,8 @@ class Federation:
 
     def _train(self, round_: int, cohort: Sequence[int]) -> JsonDict:
         """Run and commit the phases of a round; returns its figures."""
-        phases = self._method.active_phases(round_)
+        with telling(f"the phases of round {round_ + 1} could not be had"):
+            phases = self._method.active_phases(round_)
         reports = {}
         for phase in phases:
             reports[phase] = self._executor.run_phase(round_, phase, cohort)

@@ -82,10 +82,14 @@ def write_config(config: RunConfig, folder: Path) -> None:
     """Write `config.yaml`; a run that goes on may have other rounds, hosts or outputs than before.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        ConfigError: it cannot be written; what was there stays.
     """
+    path = folder / "config.yaml"
     text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
-    write_text(text, folder / "config.yaml")
+    try:
+        write_text(text, path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _held(dataset: Dataset, partition: Partition) -> str:

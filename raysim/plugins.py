@@ -6,6 +6,8 @@ the file's text and their own settings, and are built anew there.
 
 import hashlib
 import sys
+from collections import ChainMap
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +47,26 @@ def find_method(name: str) -> "type[Method] | None":
             except (ImportError, AttributeError) as error:
                 raise ConfigError(f"method.name={name}: {point.value}: {error}") from error
     return None
+
+
+def or_kept(
+    methods: "Mapping[str, type[Method]]", name: str, kept: Path
+) -> "Mapping[str, type[Method]]":
+    """Return methods, and with them a user's own as a run kept it, if its file is not there now.
+
+    Args:
+        methods: classes by name.
+        name: of the run's method, as its config gives it.
+        kept: the copy of the file in the run directory, if the method came from one.
+
+    Raises:
+        ConfigError: see `find_method`.
+    """
+    path, _, class_name = name.rpartition(":")
+    if not kept.is_file() or Path(path).is_file():
+        return methods
+    code = kept.read_text(encoding="utf-8")
+    return ChainMap({name: method_from_source(code, path, class_name)}, dict(methods))
 
 
 def method_from_source(code: str, origin: str, class_name: str) -> "type[Method]":

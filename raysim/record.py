@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from raysim.config import MethodTable, build_config
 from raysim.errors import ConfigError, RecordError
+from raysim.folder import METHOD_FILE
 from raysim.messages import JsonDict
+from raysim.plugins import or_kept
 from raysim.results import ALL
 from raysim.watched import WatchedFiles
 from raysim.yaml_text import parse_yaml
@@ -55,13 +57,17 @@ class Record:
         self._methods = methods
         if not (folder / MAIN).is_file():
             raise RecordError(f"{folder} is not a run directory: it has no {MAIN}")
-        if not (folder / "metrics.parquet").is_file():
+        self.config = _config(folder / MAIN)
+        ended = folder / "summary.json"
+        self.summary: JsonDict = {"status": "unfinished"} | (_json(ended) if ended.exists() else {})
+        metrics = folder / "metrics.parquet"
+        if not metrics.is_file():
+            if self.is_done:
+                raise _damaged(metrics, FileNotFoundError())
             raise RecordError(
                 f"{folder}: no round is saved yet; the first ones are after "
                 "output.checkpoint_every rounds, or at the run's end"
             )
-        self.config = _config(folder / MAIN)
-        self.summary: JsonDict = {"status": "unfinished"} | _json(folder / "summary.json")
         self.environment = _json(folder / "environment.json")
         data = _json(folder / "data.json")
         self.domains: list[str] = data.get("domains", [])
@@ -154,7 +160,9 @@ class Record:
         Raises:
             ConfigError: it is no config of this version, or the method is not there.
         """
-        return build_config(self.config, self._methods)
+        name = str(self.config["method"]["name"])
+        methods = or_kept(self._methods, name, self.folder / METHOD_FILE)
+        return build_config(self.config, methods)
 
     def global_model(self) -> "ChannelModel":
         """Return the global model of the last saved round, as it is evaluated, in eval mode.
@@ -197,9 +205,7 @@ def _config(path: Path) -> JsonDict:
 def _json(path: Path) -> JsonDict:
     try:
         return _mapping(json.loads(path.read_text(encoding="utf-8")), path)
-    except OSError:
-        return {}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
 
 
@@ -218,7 +224,10 @@ def _has(tree: Any, key: str) -> bool:
 
 
 def _damaged(path: Path, why: object) -> RecordError:
-    return RecordError(f"{path} is damaged: {why}\n{_REMEDY}")
+    if isinstance(why, FileNotFoundError):
+        return RecordError(f"{path} is not there\n{_REMEDY}")
+    told = why.strerror or why if isinstance(why, OSError) else why
+    return RecordError(f"{path} is damaged: {told}\n{_REMEDY}")
 
 
 def _table(path: Path) -> "DataFrame":
@@ -228,4 +237,4 @@ def _table(path: Path) -> "DataFrame":
     try:
         return pandas.read_parquet(path)
     except (OSError, pyarrow.ArrowInvalid) as error:
-        raise RecordError(f"{path} cannot be read: {error}") from None
+        raise _damaged(path, error) from None

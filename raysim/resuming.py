@@ -7,12 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from raysim.checkpoint import Checkpoint, latest_checkpoint
-from raysim.config import FILE_KEY, RunConfig, changed_keys
+from raysim.config import FILE_KEY, MethodTable, RunConfig, changed_keys, load_config
 from raysim.data.datasets import Dataset
 from raysim.data.shards import Partition
 from raysim.errors import Interrupted, ResumeError
 from raysim.federation import Federation
 from raysim.folder import METHOD_FILE, prepare_folder
+from raysim.plugins import or_kept
+from raysim.presets import starting_text
 from raysim.results import write_json
 
 
@@ -35,6 +37,26 @@ def resumable(folder: Path, overrides: Sequence[str], notify: Callable[[str], No
     for name in checkpoint.passed_over:
         notify(f"{name} is damaged; going on from {checkpoint.path.name}")
     return checkpoint
+
+
+def resumed_config(
+    folder: Path, checkpoint: Checkpoint, overrides: Sequence[str], methods: MethodTable
+) -> RunConfig:
+    """Return the config that a run goes on with.
+
+    Args:
+        folder: the run directory. It has what the user's own method was, if its file is gone.
+        checkpoint: where the run goes on from.
+        overrides: `key=value` words of the command line.
+        methods: method classes by name.
+
+    Raises:
+        ConfigError: the settings are wrong.
+    """
+    name = checkpoint.experiment["method"]["name"]
+    text, source = starting_text(folder / "config.yaml", None)
+    known = or_kept(methods, name, folder / METHOD_FILE)
+    return load_config(known, text=text, source=source, overrides=overrides)
 
 
 def check_same_experiment(

@@ -359,7 +359,7 @@ def _run(
 ) -> None:
     from raysim.errors import ConfigError
     from raysim.progress import JsonLines, plain_console
-    from raysim.resuming import resumable
+    from raysim.resuming import resumable, resumed_config
 
     console = plain_console(quiet=outlet.quiet or outlet.log_json)
     if resume is None:
@@ -367,8 +367,9 @@ def _run(
     elif config_file is not None or preset is not None:
         raise ConfigError("--resume takes the run's own config: leave out --config and --preset")
     else:
-        resume_from = resume, resumable(resume, overrides, _say(console))
-        config = read_config(overrides, resume / "config.yaml")
+        checkpoint = resumable(resume, overrides, _say(console))
+        config = resumed_config(resume, checkpoint, overrides, method_table())
+        resume_from = resume, checkpoint
     show = (lambda _, rounds, done: JsonLines(rounds, done)) if outlet.log_json else None
     record = execute(config, console, resume_from, show=show)
     if outlet.quiet and not outlet.log_json:
@@ -376,11 +377,13 @@ def _run(
 
 
 def _help_config(overrides: Sequence[str], config_file: Path | None, preset: str | None) -> None:
+    from raysim.config import chosen_method
     from raysim.config_help import config_help
-    from raysim.skeleton import method_of
+    from raysim.presets import starting_text
 
-    method = method_of(read_config(overrides, config_file, preset))
-    sys.stdout.write(config_help(type(method)))
+    text, source = starting_text(config_file, preset)
+    chosen = chosen_method(method_table(), text=text, source=source, overrides=overrides)
+    sys.stdout.write(config_help(*chosen))
 
 
 def main() -> None:

@@ -39,7 +39,8 @@ def make(finished: Finished, tmp_path: Path) -> Any:
     def made(name: str, avg: float, *, seed: int = 0, sha: str = "", **changes: Any) -> Path:
         folder = tmp_path / name
         folder.mkdir()
-        shutil.copy(source / "metrics.parquet", folder)
+        for name in ("metrics.parquet", "data.json"):
+            shutil.copy(source / name, folder)
         config = copy.deepcopy(yaml.safe_load((source / "config.yaml").read_text()))
         config["seed"] = seed
         for key, value in changes.items():

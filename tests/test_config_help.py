@@ -1,4 +1,5 @@
 import itertools
+from pathlib import Path
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ def leaves(tree: object, prefix: str = "") -> set[str]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_help_is_the_default_config_and_tells_of_every_key(name: str) -> None:
-    text = config_help(METHODS[name])
+    text = config_help(name, METHODS[name])
     default = load_config(METHODS, overrides=[f"method={name}"])
     assert load_config(METHODS, text=text) == default
     told = leaves(yaml.safe_load(text))
@@ -27,7 +28,7 @@ def test_the_help_is_the_default_config_and_tells_of_every_key(name: str) -> Non
 
 
 def test_every_key_says_what_it_does() -> None:
-    lines = config_help(METHODS["fedfip"]).splitlines()
+    lines = config_help("fedfip", METHODS["fedfip"]).splitlines()
     silent = [
         line
         for before, line in itertools.pairwise(lines)
@@ -41,3 +42,20 @@ def test_the_command_prints_the_keys_of_the_method_at_hand() -> None:
     assert shown.exit_code == 0
     assert "temperature: 0.5" in shown.output
     assert "One of ray, inprocess." in shown.output
+
+
+def test_a_users_method_is_told_of_under_its_own_name(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    fields = '    alpha: float\n    """How much."""\n    beta: float = 0.5\n    """How often."""\n'
+    file.write_text(f"from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n{fields}")
+    name = f"{file}:Mine"
+    text = CliRunner().invoke(app, ["run", "--help-config", f"method={name}"]).output
+    assert yaml.safe_load(text)["method"]["name"] == name
+    assert "  # How much.\n  alpha: \n" in text
+    assert "PydanticUndefined" not in text
+    told = CliRunner().invoke(app, ["methods", name])
+    assert told.exit_code == 0, told.output
+    assert "method.alpha    must be given  How much." in told.output
+    refused = CliRunner().invoke(app, ["run", f"method={name}"])
+    assert refused.exit_code == 2
+    assert "method.alpha: must be given" in refused.stderr

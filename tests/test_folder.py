@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from raysim.folder import prepare_folder
+from raysim.errors import ConfigError
+from raysim.folder import prepare_folder, write_config
 from tests.toy import dealt, toy_config
 
 
@@ -22,3 +23,8 @@ def test_a_run_directory_lies_in_the_output_folder_whatever_the_data_is_called(
     assert folder.parent == tmp_path / "runs"
     assert re.fullmatch(rf"\d{{8}}-\d{{6}}-fedavg-{re.escape(shown)}-s0", folder.name)
     assert (folder / "partition.csv").is_file()
+
+
+def test_a_config_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none/config\.yaml cannot be written: No such file"):
+        write_config(toy_config(), tmp_path / "none")

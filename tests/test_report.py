@@ -56,7 +56,8 @@ def test_a_record_reads_a_run_back(finished: Finished) -> None:
 def test_what_is_no_run_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"not a run directory.*config.yaml"):
         Record(tmp_path, METHODS)
-    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    config = "seed: 0\nrounds: 3\nmethod: {name: fedavg}\ndata: {name: a, clients: 2, unseen: []}\n"
+    (tmp_path / "config.yaml").write_text(config)
     with pytest.raises(RecordError, match="no round is saved yet"):
         Record(tmp_path, METHODS)
     shown = CliRunner().invoke(app, ["report", str(tmp_path)])
@@ -86,6 +87,18 @@ def test_a_damaged_file_is_named_with_its_folder(
         assert f"{run / name} is damaged: " in done.output
         assert why in done.output
         assert "leave the run out" in done.output
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.parquet", "timings.parquet", "environment.json", "data.json"]
+)
+def test_a_lost_file_is_named(finished: Finished, tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    (run / name).unlink()
+    done = CliRunner().invoke(app, ["report", str(run)])
+    assert done.exit_code == 2, done.output
+    assert f"{run / name} is not there\nput a copy of the file back" in done.output
 
 
 def test_charts_hold_the_figures_of_the_tables(finished: Finished) -> None:

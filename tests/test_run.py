@@ -246,6 +246,7 @@ def test_a_method_that_exits_has_failed(tmp_path: Path) -> None:
     [
         ("build_model", "the server could not be built"),
         ("init_server", "the server could not be built"),
+        ("active_phases", "the phases of round 1 could not be had"),
         ("broadcast", "the server failed in round 1, phase 'fit'"),
         ("bytes_down", "the server failed in round 1, phase 'fit'"),
         ("load_global", "the global model of round 1 could not be tested"),

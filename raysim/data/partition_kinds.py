@@ -1,7 +1,7 @@
 """The kinds of partition that a configuration can ask for, as settings."""
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -110,3 +110,5 @@ class FromFile(Settings):
 DealtPartition = DomainDirichlet | DomainsPerClient | SingleDomain | Iid | Heterogeneous
 AnyPartition = DealtPartition | FromFile
 PartitionSettings = Annotated[AnyPartition, Field(discriminator="kind")]
+PARTITIONS: dict[str, Any] = {c.model_fields["kind"].default: c for c in get_args(AnyPartition)}
+"""The kinds of partition by name, the default first."""
