@@ -167,7 +167,7 @@ def conducted(
     if signum:
         left = sum(outcome.status == "unfinished" for outcome in outcomes)
         console.print(
-            f"stopped with {left} {'trial' if left == 1 else 'trials'} under way; go on with\n"
+            f"stopped with {left} {'trial' if left == 1 else 'trials'} left; go on with\n"
             f"  python -m {module} --resume {shlex.quote(str(whole))}",
             soft_wrap=True,
         )

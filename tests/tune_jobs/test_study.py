@@ -162,7 +162,7 @@ def test_a_stopped_study_is_concluded_and_says_how_to_go_on(
     assert seen == found
     assert stopped.value.signum == signal.SIGTERM
     assert f"python -m tune_jobs.table --resume {folder}" in said.getvalue()
-    assert "stopped with 1 trial under way" in said.getvalue()
+    assert "stopped with 1 trial left" in said.getvalue()
     assert not (tmp_path / "failures.json").exists()
 
 
