@@ -71,8 +71,8 @@ _ONE = Evidence(
 )
 _SEVERAL_METHODS = ("--methods", "fedavg,moon,fedbn,fedheal,dapperfl,fedfip,fdse")
 _ONE_METHODS = ("--methods", "local,fedavg,ditto,fedbn,fedfip,fdse", "--compare", "personal")
-_DIGITS = ("--data", "digits=$DIGITS", *_FEWER)
-_PACS = ("--data", "pacs=$PACS", *_FEWER, "data.image_size=64", "data.split.use=0.2")
+_DIGITS = ("--data", "digits=$DIGITS", *_FEWER, "data.split.use=0.2")
+_PACS = ("--data", "pacs=$PACS", "--seeds", "3", "data.image_size=64", "data.split.use=0.2")
 _OFFICE = {
     **{"none": 55.39, "DSFP": 58.78, "DSFP + DSR": 61.93, "DSFP + SA": 63.14},
     **{"DSFP + DSR + SA": 64.44},
@@ -93,14 +93,20 @@ TABLES = {
     ),
     "digits_one_domain": replace(_ONE, asked=("--preset", "mini_single", *_ONE_METHODS, *_DIGITS)),
     "pacs_several_domains": Evidence(
-        asked=("--preset", "mini", *_SEVERAL_METHODS, *_PACS),
+        asked=("--preset", "mini", *_SEVERAL_METHODS, *_PACS, "--tune", "local.lr=0.03,0.1,0.3"),
         paper={
             **{"fedavg": 77.89, "moon": 78.76, "dapperfl": 80.58, "fedheal": 80.65},
             **{"fdse": 81.37, "fedfip": 82.02},
         },
         source="FedFIP, PACS, AVG",
     ),
-    "pacs_one_domain": replace(_ONE, asked=("--preset", "mini_single", *_ONE_METHODS, *_PACS)),
+    "pacs_one_domain": replace(
+        _ONE,
+        asked=(
+            *("--preset", "mini_single", "--methods", "fedavg,ditto,fedbn,fdse", *_PACS),
+            *("--tune", "local.lr=0.1,0.3", "--compare", "personal"),
+        ),
+    ),
     "fedfip_modules": Evidence(
         asked=(*_FEDFIP, "--ablation", "fedfip"),
         paper=_OFFICE,
@@ -125,7 +131,6 @@ TABLES = {
         asked=(*_FEDFIP, *_rows("fedfip_controls"), "--baseline", "fisher 0.2")
     ),
     "fedfip_why": Evidence(asked=(*_FEDFIP, *_rows("fedfip_why"))),
-    "fedfip_wide": Evidence(asked=(*_FEDFIP, "--methods", "fedavg,fedfip", "model.width=32")),
     "fedfip_long": Evidence(asked=(*_FEDFIP, "--methods", "fedavg,fedfip", "rounds=100")),
     "fedfip_sensitivity": Evidence(
         asked=("--preset", "mini", "local.lr=0.3", "--seeds", "2", "--sensitivity", "fedfip"),
