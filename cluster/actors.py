@@ -16,6 +16,7 @@ from raysim.aggregation import Partial
 from raysim.config import RunConfig
 from raysim.data.shards import Shard
 from raysim.errors import UserError
+from raysim.hardware import processor
 from raysim.host import Host
 from raysim.messages import Costs, EvalSum, EvalUnit, HostReport
 from raysim.server import Server
@@ -61,8 +62,8 @@ class ClientHost:
         """Name the actor, for Ray's dashboard and logs."""
         return f"host-{self._index}"
 
-    def ready(self) -> tuple[str, str, str]:
-        """Return process and address in words, node id and device, once the host is built.
+    def ready(self) -> tuple[str, str, str, str]:
+        """Return process and address in words, node id, device and processor, once it is built.
 
         Raises:
             UserError: it cannot be built.
@@ -70,7 +71,8 @@ class ClientHost:
         if self._failed is not None:
             raise self._failed
         where = f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
-        return where, ray.get_runtime_context().get_node_id(), self._device
+        node = ray.get_runtime_context().get_node_id()
+        return where, node, self._device, processor(self._device)
 
     @ray.method(concurrency_group="control")
     def steps(self) -> int:

@@ -269,8 +269,7 @@ class Crew:
             done, missing = ray.wait(missing, num_returns=len(missing), timeout=_LOOK_S)
             self._patience.poll()
             for ref in done:
-                member = self._hosts[waiting[ref]]
-                member.where, member.node, member.device = ray.get(ref)
+                self._hosts[waiting[ref]].is_up(ray.get(ref))
             fits = hosts_that_fit(list_nodes(), self._plan.demand, self._plan.placement)
             surplus = len(self._hosts) - fits
             if notify is not None and surplus > 0 and fits > 0:

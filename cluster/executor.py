@@ -109,6 +109,12 @@ class RayExecutor:
         self._lost = ""
         self._meter = Meter(config.method.label, config.data.name, config.seed)
         self.description = f"{plan.num_hosts} hosts on {cluster}{self._devices()}"
+        self.processors: Sequence[str] = sorted(
+            {host.processor for host in self._hosts.hosts.values()}
+        )
+        if len(self.processors) > 1:
+            kinds = " and ".join(self.processors)
+            notify(f"hosts compute on {kinds}: equal bits are promised for one kind only")
 
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
         """See `Executor.run_phase`."""

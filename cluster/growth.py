@@ -86,7 +86,7 @@ class Growth:
 
     def _admit(self, ref: Any, member: Member) -> None:
         try:
-            member.where, member.node, member.device = ray.get(ref)
+            member.is_up(ray.get(ref))
         except (*LOST, RayTaskError) as error:
             ray.kill(member.actor)
             if member.node not in self._unfit:

@@ -1,7 +1,7 @@
 """Waiting for Ray: interruptible, in the run's own words, and not for what will never answer."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +128,7 @@ class Member:
         where: process and address, once it is up.
         node: Ray's id of its node, once it is up; before, of the one it was meant for.
         device: torch device, once it is up.
+        processor: what it computes on, once it is up.
         index: a host's number.
     """
 
@@ -136,7 +137,12 @@ class Member:
     where: str = ""
     node: str = ""
     device: str = ""
+    processor: str = ""
     index: int = -1
+
+    def is_up(self, found: Sequence[str]) -> None:
+        """Remember what `ClientHost.ready` has returned."""
+        self.where, self.node, self.device, self.processor = found
 
     def __str__(self) -> str:
         """Name the actor as messages do."""

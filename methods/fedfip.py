@@ -13,21 +13,20 @@
 | mu | prototype_momentum | 0.5 | paper: 0.4 or 0.5 |
 | lambda | contrastive_weight | 0.01 | paper: 0.005 or 0.01 |
 | tau | contrastive_temperature | 1 | paper: none |
-| - | dsfp, dsr, sa | true | the modules of the paper's ablation |
-| - | mask, contrastive_gradient | fisher, surrogate | paper: no second-order operations |
+| - | dsfp, dsr, sa, mask | true, fisher | paper; other values are its ablation, and controls |
+| - | contrastive_gradient | surrogate | paper: no second-order operations |
 | - | scope, fisher, fisher_point | inner, gate, masked | sliceable, comparable, revivable |
 | - | fisher_samples, ranking, mask_every, min_keep, warmup_rounds | 32, raw, 5, .05, 5 | measured |
-| - | reactivation, private_lr | private, 0.01 | measured: joint, the paper's, costs 6 points |
-| - | reactivation_scale, reactivation_cap | layer_mean, 0.1 | chosen with phi: scale-free |
+| - | reactivation | private | measured: joint, the paper's, costs half a point |
+| - | reactivation_scale, reactivation_cap, private_lr | layer_mean, 0.1, 0.01 | chosen with phi |
 
 Up: C importances (when a mask is formed), the shared slice, a structure vector a domain. Down: the
 shared slice, prototypes, the mask. Private: reactivated channels, importances by domain.
 
-Deviates: the text of the paper could only be read in a digest. Importances are sampled, those of
-channel gates, and taken at the masked point, where a pruned unit keeps a non-zero one and can
-return. The mask has an exact size and a reserve in every layer. Preset `literal` undoes all but the
-exact size and one unit a layer. The simulator broadcasts the dense model, in which pruned units
-keep their last shared values; bytes are counted for the shared slice alone.
+Deviates: the paper was read in a digest. Importances are sampled, those of channel gates, and taken
+at the masked point, where a pruned unit keeps a non-zero one and can return. The mask has an exact
+size and a reserve in every layer; preset `literal` undoes all but that size and one unit a layer.
+The dense model is broadcast, with pruned units as last shared; the shared slice alone is counted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -166,8 +165,7 @@ class FedFIP(Method):
         trained = whole if self.reactivation == "joint" else shared
         trained.load(client.model, received)
         contrastive: list[float] = []
-        loss = self._loss(client, shared, trained, contrastive)
-        result = client.fit(loss)
+        result = client.fit(self._loss(client, shared, trained, contrastive))
         dense = own = trained.read(client.model, received)
         num_reactivated = whole.num_units - shared.num_units
         if self.reactivation == "private" and num_reactivated:
@@ -187,8 +185,7 @@ class FedFIP(Method):
     def _personal(self, client: ClientView, shared: Structure) -> tuple[Structure, Arrays]:
         """Return shared and reactivated units, and what they start from: private units put back.
 
-        In the private step a unit without a copy starts silent, its consumers' columns zero:
-        what it once computed for the shared units no longer fits them.
+        In the private step a unit without a copy starts silent: what it once gave no longer fits.
         """
         whole = shared.with_units(self._reactivated(client, shared))
         silent = self.reactivation == "private"
@@ -258,7 +255,10 @@ class FedFIP(Method):
 
     def init_server(self, server: ServerView) -> Arrays:
         """Start with every unit shared and no prototype."""
-        total = num_units(server.model.channel_groups(self.scope))
+        groups = server.model.channel_groups(self.scope)
+        total = num_units(groups)
+        if self.dsfp:  # what no mask can keep is refused before the warm-up
+            select_units(np.zeros(total), groups, self.keep_ratio, max(self.min_keep, 1e-9))
         return {
             "mask": np.ones(total, np.bool_),
             "churn": np.zeros(1),
@@ -330,8 +330,7 @@ class FedFIP(Method):
         shared = self._structure(server.model, server.memory["mask"])
         first = server.phase == self.active_phases(server.round)[0]
         num_shared = shared.num_scalars(server.weights) if first else 0
-        regularises = server.phase == "fit" and self.regularises
-        num_known = int(server.memory["known"].sum()) if regularises else 0
+        num_known = int(server.memory["known"].sum()) * (server.phase == "fit" and self.regularises)
         mask_bytes = (len(shared.mask_C) + 7) // 8
         return 4 * num_shared + mask_bytes + 4 * num_known * shared.num_units
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from raysim.progress import plain_console
@@ -33,7 +34,8 @@ def run(
         UserError: settings, data or cluster are not as they have to be.
         RunError: a step failed.
     """
-    file = Path(preset) if preset is not None and os.fspath(preset).endswith(".yaml") else None
+    is_file = preset is not None and os.fspath(preset).endswith((".yaml", ".yml"))
+    file = Path(preset) if preset is not None and is_file else None
     name = None if preset is None or file is not None else os.fspath(preset)
     config = read_config(list(_words(settings)), file, name)
     return execute(config, plain_console(quiet=quiet))
@@ -63,6 +65,7 @@ def _words(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _words({k: v for k, v in value.items() if k != "name"}, f"{key}.")
         else:
             plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+            plain = plain.item() if isinstance(plain, np.generic) else plain
             plain = list(plain) if isinstance(plain, tuple) else plain
             text = yaml.safe_dump(plain, default_flow_style=True, width=10**9).strip()
             yield f"{key}={text.removesuffix('...').strip()}"

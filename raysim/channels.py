@@ -102,19 +102,19 @@ def layer_mean_scores(score_C: NDArray[np.float64], groups: Groups) -> NDArray[n
 
 
 def select_units(
-    score_C: NDArray[np.float64], groups: Groups, keep_ratio: float, min_keep_fraction: float
+    score_C: NDArray[np.float64], groups: Groups, keep_ratio: float, min_keep: float
 ) -> Mask:
     """Keep exactly the best `keep_ratio` of all units, with a reserve in every group.
 
     n_keep = max(1, floor(keep_ratio * C + 0.5)). Each group first keeps its best
-    max(1, ceil(min_keep_fraction * L)) units, the rest is filled over all groups by falling score;
+    max(1, ceil(min_keep * L)) units, the rest is filled over all groups by falling score;
     ties go to the lower unit number. A fraction of 0 means no reserve, and a group may empty.
 
     Args:
         score_C: [C], finite.
         groups: the groups, in order.
         keep_ratio: in (0, 1].
-        min_keep_fraction: in [0, 1].
+        min_keep: in [0, 1].
 
     Returns:
         Mask [C] with exactly n_keep units set.
@@ -127,25 +127,24 @@ def select_units(
     Deviates: an exact count instead of a threshold, which would keep every tie; the reserve keeps
         a ranking over all layers from emptying one.
     """
-    if not 0 < keep_ratio <= 1 or not 0 <= min_keep_fraction <= 1:
+    if not 0 < keep_ratio <= 1 or not 0 <= min_keep <= 1:
         raise ConfigError(
-            f"keep_ratio={keep_ratio} must lie in (0, 1] and "
-            f"min_keep_fraction={min_keep_fraction} in [0, 1]"
+            f"keep_ratio={keep_ratio} must lie in (0, 1] and min_keep={min_keep} in [0, 1]"
         )
     _require_finite(score_C, groups)
     total = num_units(groups)
     n_keep = max(1, math.floor(keep_ratio * total + 0.5))
     mask_C = np.zeros(total, dtype=np.bool_)
-    if min_keep_fraction > 0:
+    if min_keep > 0:
         for mask_L, score_L in zip(
             per_group(groups, mask_C), per_group(groups, score_C), strict=True
         ):
-            mask_L[_descending(score_L)[: _reserve(score_L.size, min_keep_fraction)]] = True
+            mask_L[_descending(score_L)[: _reserve(score_L.size, min_keep)]] = True
     reserved = int(mask_C.sum())
     if reserved > n_keep:
         raise ConfigError(
-            f"min_keep_fraction={min_keep_fraction} reserves {reserved} of {total} channels but "
-            f"keep_ratio={keep_ratio} keeps {n_keep}; raise keep_ratio or lower min_keep_fraction"
+            f"min_keep={min_keep} reserves {reserved} of {total} channels but "
+            f"keep_ratio={keep_ratio} keeps {n_keep}; raise keep_ratio or lower min_keep"
         )
     order = _descending(score_C)
     mask_C[order[~mask_C[order]][: n_keep - reserved]] = True

@@ -5,6 +5,7 @@ stands in every checkpoint.
 """
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -91,7 +92,7 @@ def _no_uri(value: Any) -> Any:
         raise ConfigError(
             f"output.dir={value}: a path is needed: mount the store, or copy run directories there"
         )
-    return value
+    return os.path.expanduser(value) if isinstance(value, str | Path) else value
 
 
 class OutputSettings(Settings):
@@ -228,9 +229,14 @@ def _tree(text: str, source: str, overrides: Sequence[str], methods: MethodTable
     tree = parse_yaml(text, source) or {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected `key: value` lines, got {type(tree).__name__}")
-    for item in overrides:
+    for item in sorted(overrides, key=lambda item: not _is_method(item)):
         _override(tree, item, methods)
     return tree
+
+
+def _is_method(item: str) -> bool:
+    """Tell the word that chooses the method, which comes before those that set its keys."""
+    return item.partition("=")[0].strip() in ("method", "method.name")
 
 
 def build_config(tree: dict[str, Any], methods: MethodTable) -> RunConfig:
@@ -295,10 +301,14 @@ def _override(tree: dict[str, Any], item: str, methods: MethodTable) -> None:
         node[part] = node = dict(child or {})
     leaf = path[-1]
     if path[:-1] == ["method"]:  # rho=0.5 also replaces a keep_ratio that a file has set
-        for spelling in _spellings(methods.get(str(node.get("name", _DEFAULT_METHOD))), leaf):
-            node.pop(spelling, None)
+        with suppress(ConfigError):  # without methods nothing is imported, the user's file neither
+            known = find_in(methods, node.get("name", _DEFAULT_METHOD)) if methods else None
+            for spelling in _spellings(known, leaf):
+                node.pop(spelling, None)
     if len(path) == 1 and leaf in _SHORTHAND and isinstance(value, str):
-        keep = node.get(leaf) if leaf != "method" else None  # another method has other keys
+        before = _named(leaf, node.get(leaf))
+        same = isinstance(before, dict) and before.get("name", _DEFAULT_METHOD) == value
+        keep = before if leaf != "method" or same else None  # another method has other keys
         value = (dict(keep) if isinstance(keep, dict) else {}) | {"name": value}
     node[leaf] = value
 

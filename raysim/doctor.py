@@ -198,8 +198,13 @@ def _ray_folder() -> Path:
 
 
 def _package_size(folder: Path) -> tuple[int, list[str]]:
-    """Return the bytes of what git does not ignore, and the largest entries of the folder."""
+    """Return the bytes of what Ray would send of a folder, and its largest entries.
+
+    Left out is what `.gitignore` and `.rayignore` name; without git, nothing is.
+    """
     listed = ["git", "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard"]
+    if (folder / ".rayignore").is_file():
+        listed.append("--exclude-from=.rayignore")
     try:
         names = subprocess.run(listed, capture_output=True, check=True).stdout.split(b"\0")
         files = [folder / os.fsdecode(name) for name in names if name]

@@ -31,7 +31,7 @@ def _selectors(labels: dict[str, str]) -> dict[str, str]:
 
 def _custom(resources: dict[str, float]) -> dict[str, float]:
     """Refuse what has a setting of its own, or cannot be asked for so."""
-    for name in resources.keys() & _KNOWN_BY_RAY.keys():
+    for name in sorted(resources.keys() & _KNOWN_BY_RAY.keys()):
         raise ConfigError(
             f"execution.placement.resources: {name} is Ray's own resource; use "
             f"{_KNOWN_BY_RAY[name]}"

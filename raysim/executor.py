@@ -10,6 +10,7 @@ from typing import Protocol
 from raysim.config import RunConfig
 from raysim.data.datasets import Dataset
 from raysim.data.shards import Partition
+from raysim.hardware import processor
 from raysim.host import Host
 from raysim.messages import ClientReport, Costs, EvalSum, EvalUnit, HostReport, Snapshot
 from raysim.server import Server
@@ -56,6 +57,8 @@ class Executor(Protocol):
     """
 
     description: str
+    processors: Sequence[str]
+    """What the hosts compute on, each once."""
 
     def run_phase(self, round_: int, phase: str, cohort: Sequence[int]) -> PhaseReport:
         """Run a phase for the cohort and aggregate it."""
@@ -112,6 +115,7 @@ class InProcessExecutor:
             spill: folder for private states that memory is not meant to hold.
             device: torch device of the host.
         """
+        self.processors: Sequence[str] = [processor(device)]
         self._spill = spill
         self._server = Server(config, len(dataset.classes), len(dataset.domains))
         shards = dict(enumerate(partition.holders(method_of(config).adapts)))

@@ -225,6 +225,8 @@ class Federation:
                     f"round {round_ + 1}, phase {phase!r}: every update had NaN or infinity, the "
                     "model stays as it was; lower local.lr or set local.max_grad_norm"
                 )
+        shown = {name: a for report in reports.values() for name, a in report.watched.items()}
+        self._watched.write(round_ + 1, shown)  # what can fail comes before the round counts
         with self._signals.deferred():
             self._executor.commit()
             self._done = round_ + 1
@@ -282,8 +284,6 @@ class Federation:
         for phase, report in reports.items():
             enter_clients(self._metrics, self._done, report.clients)
             enter_times(self._timings, self._done, phase, report)
-        watched = {name: a for report in reports.values() for name, a in report.watched.items()}
-        self._watched.write(self._done, watched)
         figures = round_figures(reports)
         for name, value in figures.items():
             self._metrics.add(self._done, name, value, count=len(cohort))

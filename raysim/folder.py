@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +21,7 @@ from raysim.data.datasets import Dataset
 from raysim.data.partition_file import write_partition
 from raysim.data.shards import Partition
 from raysim.errors import ConfigError, ResumeError
+from raysim.hardware import cpu_name
 from raysim.results import write_json, write_text
 
 METHOD_FILE = "method.py"
@@ -147,6 +148,7 @@ def write_environment(
     partition_sha256: str,
     method_sha256: str | None,
     placement: str,
+    processors: Sequence[str],
 ) -> None:
     """Write `environment.json`: equal bits are promised for equal versions and hardware only.
 
@@ -156,12 +158,14 @@ def write_environment(
         partition_sha256: hash of who holds which examples.
         method_sha256: hash of the method's file, if it is the user's.
         placement: hosts and cluster in words.
+        processors: what the hosts compute on.
     """
     found = {
         "raysim": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
+        "processors": list(processors),
         "packages": {name: _version(name) for name in _PACKAGES},
         "placement": placement,
         "data_sha256": data_sha256,
@@ -205,12 +209,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

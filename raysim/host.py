@@ -129,13 +129,14 @@ class Host:
             try:
                 update = self._step(round_, phase, client, weights, message)
                 update = self._admit(client, update, partial)
+                report = self._report(client, update, time.perf_counter() - started)
             except UserError:
                 raise
             except (Exception, SystemExit) as error:
                 raise failure(self._where(client, round_, phase), error) from error
             if update.state is not None:
                 self._staged.put(client, update.state)
-            reports.append(self._report(client, update, time.perf_counter() - started))
+            reports.append(report)
             self.steps += 1
         seconds = {"fit": self._stopwatch.seconds, "busy": time.perf_counter() - began}
         return partial, HostReport(self._index, reports, partial.num_bytes(), seconds)
@@ -289,7 +290,7 @@ class Host:
             client=client,
             host=self._index,
             num_examples=len(self._train[client]),
-            metrics=dict(update.metrics),
+            metrics={name: float(value) for name, value in update.metrics.items()},
             bytes_up=update.bytes_up(),
             state_bytes=num_bytes(update.state or {}),
             seconds=seconds,

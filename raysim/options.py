@@ -6,7 +6,8 @@ import typer
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the run directory alone.")]
 LogJson = Annotated[
-    bool, typer.Option("--log-json", help="Print a JSON object a round, instead of text.")
+    bool,
+    typer.Option("--log-json", help="Print JSON lines: one a round, and for start, notices, end."),
 ]
 HelpConfig = Annotated[
     bool, typer.Option("--help-config", help="Print every key, its default and what it does.")

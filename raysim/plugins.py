@@ -94,6 +94,8 @@ def method_from_source(code: str, origin: str, class_name: str) -> "type[Method]
     if found is None:
         raise ConfigError(f"{origin} has no class {class_name}")
     method = _checked(found, f"{origin}:{class_name}")
+    if method.__module__ != module_name:
+        raise ConfigError(f"{origin}: {class_name} is imported there: name a class of the file")
     method.source = (code, origin, class_name)
     return method
 

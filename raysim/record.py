@@ -59,7 +59,10 @@ class Record:
             raise RecordError(f"{folder} is not a run directory: it has no {MAIN}")
         self.config = _config(folder / MAIN)
         ended = folder / "summary.json"
-        self.summary: JsonDict = {"status": "unfinished"} | (_json(ended) if ended.exists() else {})
+        found = _json(ended) if ended.exists() else {}
+        if found.get("status") == "done" and found.get("rounds") != self.config["rounds"]:
+            found = {}  # of the shorter run that this one was, before it went on
+        self.summary: JsonDict = {"status": "unfinished"} | found
         metrics = folder / "metrics.parquet"
         if not metrics.is_file():
             if self.is_done:

@@ -224,7 +224,8 @@ def opened(
     from raysim.trackers import tracking
 
     started = time.perf_counter()
-    folders.check_output(config.output.dir)
+    if folder is None:
+        folders.check_output(config.output.dir)
     on_hosts, dataset, partition = open_data(config, console)
     folder = run_folder(config, dataset, partition, folder, checkpoint)
     with ExitStack() as stack:
@@ -244,6 +245,7 @@ def opened(
             partition.digest(),
             config.method_sha256,
             executor.description,
+            executor.processors,
         )
         seconds = time.perf_counter() - started
         tell_ready(console, config, dataset.name, executor.description, seconds)
@@ -262,6 +264,7 @@ def _federation(
     signals: Signals,
 ) -> Federation:
     """Return the round loop of a run."""
+    from raysim.data.shards import HELD_OUT
     from raysim.federation import Federation
 
     return Federation(
@@ -269,20 +272,13 @@ def _federation(
         executor,
         folder,
         domains=dataset.domains,
-        held_out=_held_out(dataset),
+        held_out={s: [len(dataset.labels(d, s)) for d in dataset.domains] for s in HELD_OUT},
         unseen=partition.unseen(dataset.domains),
         observers=observers,
         signals=signals,
         partition_sha256=partition.digest(),
         data_sha256=dataset.sha256,
     )
-
-
-def _held_out(dataset: Dataset) -> dict[str, list[int]]:
-    """Return the examples of each domain, by split that is evaluated."""
-    from raysim.data.shards import HELD_OUT
-
-    return {split: [len(dataset.labels(d, split)) for d in dataset.domains] for split in HELD_OUT}
 
 
 def open_data(config: RunConfig, console: Console) -> tuple[RunConfig, Dataset, Partition]:

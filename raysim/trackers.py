@@ -75,14 +75,14 @@ def tracking(
         ConfigError: a tracker is not installed, or cannot be opened.
     """
     trackers: dict[str, Tracker] = {}
-    if config.output.tensorboard:
-        from raysim.tensorboard import TensorBoard
-
-        trackers["TensorBoard"] = TensorBoard(folder / "tensorboard", done)
-    for name in config.output.trackers:
-        trackers[name] = _opened(name, config, folder)
     observer = Tracking(trackers, notify)
     try:
+        if config.output.tensorboard:
+            from raysim.tensorboard import TensorBoard
+
+            trackers["TensorBoard"] = TensorBoard(folder / "tensorboard", done)
+        for name in config.output.trackers:
+            trackers[name] = _opened(name, config, folder)
         yield observer
     finally:
         observer.close(_summary(folder))
@@ -118,8 +118,7 @@ class MLflow:
 
         default = f"sqlite:///{folder.parent / 'mlflow.db'}"
         self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or default)
-        found = self._client.get_experiment_by_name(_PROJECT)
-        experiment = found.experiment_id if found else self._client.create_experiment(_PROJECT)
+        experiment = self._experiment()
         same = f"tags.`raysim.folder` = '{folder.name}'"
         runs = self._client.search_runs([experiment], filter_string=same, max_results=1)
         if runs:
@@ -138,8 +137,23 @@ class MLflow:
     def close(self, summary: JsonDict) -> None:
         """Log the summary's figures and end the run."""
         self._log({f"summary/{key}": value for key, value in _figures(summary).items()}, 0)
-        status = {"done": "FINISHED", "interrupted": "KILLED"}.get(summary["status"], "FAILED")
+        ended = {"done": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}
+        status = ended.get(summary["status"], "FAILED")
         self._client.set_terminated(self._run, status)
+
+    def _experiment(self) -> str:
+        """Return the experiment's id; of several runs that begin at once, one makes it."""
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(_PROJECT)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(_PROJECT))
+            except MlflowException:
+                found = self._client.get_experiment_by_name(_PROJECT)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
 
     def _log(self, values: Mapping[str, float], step: int) -> None:
         import time
@@ -179,7 +193,7 @@ class WandB:
     def close(self, summary: JsonDict) -> None:
         """Log the summary's figures and end the run."""
         self._run.summary.update(_figures(summary))
-        self._run.finish(exit_code=0 if summary["status"] == "done" else 1)
+        self._run.finish(exit_code=0 if summary["status"] in ("done", "stopped") else 1)
 
 
 _KINDS: dict[str, Callable[[RunConfig, Path], Tracker]] = {"mlflow": MLflow, "wandb": WandB}

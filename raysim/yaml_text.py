@@ -20,7 +20,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter of a date that there is not
         raise ConfigError(f"{source}: not valid YAML: {error}") from None
 
 

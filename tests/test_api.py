@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,6 +94,9 @@ def test_settings_are_laid_over_the_preset() -> None:
     ]
     assert list(_words({"a": None, "b": 1e-5, "c": ("x",), "d": "yes: no"})) == [
         *("a=null", "b=1.0e-05", "c=[x]", "d='yes: no'")
+    ]
+    assert list(_words({"seed": np.int64(3), "local": {"lr": np.float64(0.5)}})) == [
+        *("seed=3", "local.lr=0.5")
     ]
 
 

@@ -49,7 +49,7 @@ def test_exact_count_where_a_threshold_would_keep_ties(keep_ratio, expected):
 
 
 @pytest.mark.parametrize(
-    ("score_C", "min_keep_fraction", "expected"),
+    ("score_C", "min_keep", "expected"),
     [
         (WEAK_B, 0.0, {0, 1, 2}),
         (WEAK_B, 0.05, {0, 1, 3}),
@@ -58,8 +58,8 @@ def test_exact_count_where_a_threshold_would_keep_ties(keep_ratio, expected):
     ],
     ids=["raw empties B", "guard", "tiny guard", "layer mean"],
 )
-def test_weak_layer(score_C, min_keep_fraction, expected):
-    assert units(select_units(score_C, TWO_LAYERS, 0.5, min_keep_fraction)) == expected
+def test_weak_layer(score_C, min_keep, expected):
+    assert units(select_units(score_C, TWO_LAYERS, 0.5, min_keep)) == expected
 
 
 def test_layer_mean_scores_of_the_worked_example():

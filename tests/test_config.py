@@ -89,9 +89,40 @@ def test_overrides_win_under_any_name(old: str, new: str) -> None:
     assert load(f"method.{new}=0.25", text=text).resolved()["method"]["keep_ratio"] == 0.25
 
 
-def test_another_method_drops_the_old_ones_keys() -> None:
+def test_another_method_drops_the_old_ones_keys_and_the_same_one_keeps_them() -> None:
     text = "method: {name: fedfip, keep_ratio: 0.3}"
     assert load("method=fedavg", text=text).method.name == "fedavg"
+    assert load("method=fedfip", text=text).resolved()["method"]["keep_ratio"] == 0.3
+
+
+def test_a_methods_keys_count_wherever_the_method_is_named() -> None:
+    config = load("method.rho=0.25", "method=fedfip")
+    assert config.resolved()["method"]["keep_ratio"] == 0.25
+    with pytest.raises(ConfigError, match="rho: unknown key"):
+        load("method.rho=0.25", "method=fedavg")
+
+
+def test_overrides_win_for_a_users_method_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from methods.fedfip import FedFIP\n\n\nclass Mine(FedFIP):\n    pass\n")
+    text = f"method: {{name: '{file}:Mine', keep_ratio: 0.5}}"
+    assert load("method.rho=0.25", text=text).resolved()["method"]["keep_ratio"] == 0.25
+
+
+def test_a_class_that_a_file_imports_is_not_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from methods.fedfip import FedFIP\n")
+    with pytest.raises(ConfigError, match="FedFIP is imported there"):
+        load(f"method={file}:FedFIP")
+    assert load("method=fedfip").method_sha256 is None
+
+
+def test_home_folders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    partition = "data.partition={kind: file, path: ~/clients.csv}"
+    config = load("output.dir=~/runs", partition).resolved()
+    assert config["output"]["dir"] == "/home/someone/runs"
+    assert config["data"]["partition"]["path"] == "/home/someone/clients.csv"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +178,7 @@ def test_several_mistakes_are_told_at_once() -> None:
     assert all(key in message for key in ("rounds", "local.lr", "sed"))
 
 
-@pytest.mark.parametrize("text", ["- 1\n", "just words", "a: [1", "{"])
+@pytest.mark.parametrize("text", ["- 1\n", "just words", "a: [1", "{", "seed: 2020-13-45"])
 def test_malformed_files_are_refused(text: str) -> None:
     assert "the config" in refusal(text=text)
 

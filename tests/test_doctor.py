@@ -77,7 +77,8 @@ def test_large_working_directories_name_what_is_large(
 ) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / ".gitignore").write_text("ignored\n")
-    for name, size in (("data", 3000), ("ignored", 9000), ("code.py", 10)):
+    (tmp_path / ".rayignore").write_text("/raw\n.rayignore\n")
+    for name, size in (("data", 3000), ("ignored", 9000), ("raw", 9000), ("code.py", 10)):
         (tmp_path / name).write_bytes(b"x" * size)
     size, largest = doctor._package_size(tmp_path)
     assert size == 3000 + 10 + len("ignored\n")

@@ -28,6 +28,7 @@ class FakeExecutor:
     """Counts rounds; each client's loss is its id, accuracy in percent is ten times the round."""
 
     description = "nowhere"
+    processors = ()
 
     def __init__(self, error: BaseException | None = None, error_round: int = -1) -> None:
         self.calls: list[Any] = []

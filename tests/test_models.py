@@ -3,10 +3,14 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 from raysim.channels import Scope, num_units
 from raysim.errors import ConfigError
 from raysim.models import MODELS, ChannelModel, Gate, build_model
+from raysim.models.base import GatedLayer
+from raysim.models.resnet import BasicBlock
 from raysim.tensors import named_state
 
 torch.set_num_threads(1)
@@ -112,6 +116,24 @@ def test_a_flattened_map_owns_a_run_of_columns():
 def test_resnet_stem_follows_the_image_size():
     assert small_model("resnet10", 63).stem.producer.weight.shape[2:] == (3, 3)
     assert small_model("resnet10", 64).stem.producer.weight.shape[2:] == (7, 7)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_layer_is_one_whose_weight_gradients_onednn_gets_wrong(name):
+    layers = [m for m in build_model(name, 10, 64, 4).modules() if isinstance(m, nn.Conv2d)]
+    assert layers
+    assert not [m for m in layers if m.kernel_size == (1, 1) and m.stride != (1, 1)]
+
+
+def test_a_shortcut_is_a_strided_convolution() -> None:
+    block = BasicBlock(16, 32, stride=2).eval()
+    layer = block.shortcut
+    assert isinstance(layer, GatedLayer)
+    x = torch.rand(2, 16, 7, 7, dtype=torch.float64)
+    block.double()
+    strided = functional.conv2d(x, layer.producer.weight, stride=2)
+    expected = torch.relu(block.conv2(block.conv1(x)) + layer.norm(strided))
+    torch.testing.assert_close(block(x), expected)
 
 
 @pytest.mark.parametrize("name", MODELS)

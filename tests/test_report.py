@@ -53,6 +53,20 @@ def test_a_record_reads_a_run_back(finished: Finished) -> None:
     assert f"AVG {run.summary['avg']:.2f}" in repr(run)
 
 
+def test_a_run_that_goes_on_to_more_rounds_has_not_ended(
+    finished: Finished, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("rounds: 6\n", "rounds: 9\n", 1))
+    record = Record(run, METHODS)
+    assert (record.is_done, record.summary) == (False, {"status": "unfinished"})
+    done = CliRunner().invoke(app, ["compare", str(finished[0]), str(run)])
+    assert done.exit_code == 2
+    assert "has not ended (unfinished)" in done.stderr
+
+
 def test_what_is_no_run_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"not a run directory.*config.yaml"):
         Record(tmp_path, METHODS)

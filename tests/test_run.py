@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from raysim import cli
 from raysim.checkpoint import latest_checkpoint
+from raysim.hardware import processor
 from raysim.results import METRICS
 from raysim.run import run
 from tests.toy import CLI, INPROCESS, bits_of, command, environment, only_run, run_command
@@ -74,6 +75,7 @@ def test_what_a_run_directory_holds(finished: Finished) -> None:
     assert checkpoints == ["round_00002", "round_00004", "round_00006"]
     where = json.loads((folder / "environment.json").read_text())
     assert where["packages"]["torch"]
+    assert where["processors"] == [processor("cpu")]
     assert len(where["partition_sha256"]) == 64
 
 
@@ -264,9 +266,23 @@ def test_a_hook_that_raises_is_told_with_its_place(hook: str, where: str, tmp_pa
     assert f"the run failed: {where}: ValueError: a slip" in done.stderr
 
 
+def test_a_metric_that_is_no_number_is_told_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import replace\n\nfrom methods.fedavg import FedAvg\n\n\n"
+        "class Mine(FedAvg):\n    def client_step(self, client):\n"
+        "        return replace(super().client_step(client), metrics={'loss': 'low'})\n"
+    )
+    words = [w for w in SMALL if not w.startswith("method")]
+    done = call(*words, f"method={file}:Mine", f"output.dir={tmp_path}/runs")
+    assert done.exit_code == 1
+    assert re.search(r"client \d+ .* failed in round 1, phase 'fit': ValueError", done.stderr)
+
+
 def test_what_a_mask_cannot_keep_is_the_users_to_put_right(tmp_path: Path) -> None:
     words = ["method.rho=0.05", "method.min_keep=0.5", f"output.dir={tmp_path}"]
     done = run_command(*SMALL, *words)
     assert done.returncode == 2, done.stderr
-    assert "raise keep_ratio or lower min_keep_fraction" in done.stderr
+    assert "raise keep_ratio or lower min_keep" in done.stderr
+    assert not list(tmp_path.iterdir())  # before anything has run
     assert "Traceback" not in done.stderr

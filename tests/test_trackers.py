@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from raysim import trackers
+from raysim.config import RunConfig
 from raysim.errors import ConfigError
 from raysim.federation import RoundSummary
 from raysim.results import write_json
@@ -122,6 +124,25 @@ def test_a_server_that_is_away_at_the_start_is_the_users_to_mend(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(ConfigError, match=r"mlflow cannot be opened.*\ncheck MLFLOW_TRACKING_URI"):
         track(tmp_path, "mlflow")
+
+
+def test_what_is_open_is_closed_when_the_next_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    class Opened:
+        def __init__(self, config: RunConfig, folder: Path) -> None:
+            pass
+
+        def close(self, summary: dict[str, Any]) -> None:
+            closed.append(summary["status"])
+
+    monkeypatch.setitem(trackers._KINDS, "mlflow", Opened)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="wandb is not installed"):
+        track(tmp_path, "mlflow", "wandb")
+    assert len(closed) == 1
 
 
 class Away:

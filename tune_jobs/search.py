@@ -116,6 +116,7 @@ def search(
 
 def _search(asked: Callable[[], SearchSettings], resume: Path | None) -> None:
     from raysim.progress import plain_console
+    from raysim.validation import validate
     from tune_jobs.search_settings import SearchSettings
     from tune_jobs.study import conducted, new_study, read_study
 
@@ -127,7 +128,7 @@ def _search(asked: Callable[[], SearchSettings], resume: Path | None) -> None:
         folder = new_study(base, label, settings.model_dump(mode="json"))
     else:
         folder = resume.resolve()
-        settings = SearchSettings.model_validate(read_study(folder, "search"))
+        settings = validate(SearchSettings, read_study(folder, "search"), f"{folder}: ")
     console.print(settings.words(), soft_wrap=True)
     with conducted(settings.plan(), folder, console, "tune_jobs.search") as outcomes:
         _conclude(outcomes, settings, folder, console)

@@ -124,6 +124,8 @@ def read_study(folder: Path, kind: str) -> dict[str, Any]:
         asked = parse_yaml((folder / FILE).read_text(encoding="utf-8"), str(folder / FILE))
     except OSError:
         raise ResumeError(f"--resume {folder}: not a study's folder: no {FILE} in it") from None
+    except UnicodeDecodeError as error:
+        raise ResumeError(f"--resume {folder}: {FILE} is damaged: {error}") from None
     if not isinstance(asked, dict) or asked.get("kind") != kind:
         raise ResumeError(f"--resume {folder}: not a {kind}; see `kind` in its {FILE}")
     return asked
@@ -165,9 +167,9 @@ def conducted(
     _list_failures(outcomes, folder, console)
     yield outcomes
     if signum:
-        left = sum(outcome.status == "unfinished" for outcome in outcomes)
+        over = sum(outcome.is_over for outcome in outcomes)
         console.print(
-            f"stopped with {left} {'trial' if left == 1 else 'trials'} left; go on with\n"
+            f"stopped after {over} {'trial' if over == 1 else 'trials'}; go on with\n"
             f"  python -m {module} --resume {shlex.quote(str(whole))}",
             soft_wrap=True,
         )
@@ -232,7 +234,7 @@ def trial_base(base: RunConfig, folder: Path) -> RunConfig:
     return base.model_copy(
         update={
             "output": base.output.model_copy(update=output),
-            "data": base.data.model_copy(update={"cache": cache and cache.absolute()}),
+            "data": base.data.model_copy(update={"cache": cache and cache.expanduser().absolute()}),
             "execution": base.execution.model_copy(
                 update={"backend": "ray" if has_hosts(base) else "inprocess"}
             ),

@@ -132,6 +132,7 @@ def table(
 
 def _table(asked: Callable[[], TableSettings], resume: Path | None) -> None:
     from raysim.progress import plain_console
+    from raysim.validation import validate
     from tune_jobs.reuse import take_over
     from tune_jobs.study import conducted, new_study, read_study
     from tune_jobs.table_settings import TableSettings
@@ -147,7 +148,7 @@ def _table(asked: Callable[[], TableSettings], resume: Path | None) -> None:
         )
     else:
         folder = resume.resolve()
-        settings = TableSettings.model_validate(read_study(folder, "table"))
+        settings = validate(TableSettings, read_study(folder, "table"), f"{folder}: ")
     console.print(settings.words(), soft_wrap=True)
     settings = tuned(settings, folder, console)
     cells, sources = settings.cells(), settings.sources()

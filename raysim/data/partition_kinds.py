@@ -102,7 +102,7 @@ class FromFile(Settings):
     """Who holds which image is read from a CSV file; images that it does not list are unused."""
 
     kind: Literal["file"] = "file"
-    path: Annotated[str, AfterValidator(os.path.abspath)]
+    path: Annotated[str, AfterValidator(lambda path: os.path.abspath(os.path.expanduser(path)))]
     """CSV file with the columns image (`<domain>/<name>`), split (train, val or test) and client
     (from 0)."""
 

@@ -22,7 +22,12 @@ def build_resnet18(num_classes: int, image_size: int, width: int) -> ChannelMode
 
 
 class BasicBlock(nn.Module):
-    """relu(conv2(conv1(x)) + shortcut(x)); the outputs of conv1 are the block's inner units."""
+    """relu(conv2(conv1(x)) + shortcut(x)); the outputs of conv1 are the block's inner units.
+
+    A 1x1 convolution of stride s is here one of stride 1 of every s-th pixel, which is the same: in
+    the other, with channels_last and fewer inputs than a vector register holds (8 or 16), oneDNN
+    writes weight gradients past its workspace (uxlfoundation/oneDNN, issue 6035, 3.12 still does).
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         """Build the two convolutions, and a 1x1 shortcut where the shape changes.
@@ -37,11 +42,15 @@ class BasicBlock(nn.Module):
         self.conv2 = _convolution(outputs, outputs, kernel=3, relu=False)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = _convolution(inputs, outputs, kernel=1, stride=stride, relu=False)
+            self.shortcut = _convolution(inputs, outputs, kernel=1, relu=False)
+        self._stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
-        return torch.relu(self.conv2(self.conv1(x)) + self.shortcut(x))
+        inner = self.conv2(self.conv1(x))
+        if self._stride != 1:
+            x = x[:, :, :: self._stride, :: self._stride]
+        return torch.relu(inner + self.shortcut(x))
 
 
 class ResNet(ChannelModel):

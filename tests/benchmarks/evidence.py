@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parent / "results"
 POOL = RESULTS / "runs"
 _WORK = Path("runs/evidence")
 _LOOK_S = 60.0
-_KEPT = ("raysim", "python", "cpu", "packages", "data_sha256", "partition_sha256")
+_KEPT = ("raysim", "python", "cpu", "processors", "packages", "data_sha256", "partition_sha256")
 """What is kept of `environment.json`: versions, and what the run is known by."""
 
 
@@ -51,7 +51,6 @@ class Evidence:
 
 
 _TUNED = ("--tune", "local.lr=0.01,0.03,0.1,0.3,1.0", "--seeds", "3")
-_FEWER = ("--tune", "local.lr=0.03,0.1,0.3", "--seeds", "3")
 _SEVERAL = Evidence(
     asked=("--preset", "mini", *_TUNED),
     paper={
@@ -70,8 +69,11 @@ _ONE = Evidence(
     source="FDSE, Table 1, PACS, AVG (it has no digits)",
 )
 _SEVERAL_METHODS = ("--methods", "fedavg,moon,fedbn,fedheal,dapperfl,fedfip,fdse")
-_ONE_METHODS = ("--methods", "local,fedavg,ditto,fedbn,fedfip,fdse", "--compare", "personal")
-_DIGITS = ("--data", "digits=$DIGITS", *_FEWER, "data.split.use=0.2")
+_ONE_METHODS = ("--methods", "fedavg,ditto,fedbn,fdse", "--compare", "personal")
+_DIGITS = (
+    *("--data", "digits=$DIGITS", "--seeds", "3", "--tune", "local.lr=0.1,0.3"),
+    *("data.split.use=0.2", "evaluation.every=2", "evaluation.last=3"),
+)
 _PACS = ("--data", "pacs=$PACS", "--seeds", "3", "data.image_size=64", "data.split.use=0.2")
 _OFFICE = {
     **{"none": 55.39, "DSFP": 58.78, "DSFP + DSR": 61.93, "DSFP + SA": 63.14},
@@ -102,9 +104,17 @@ TABLES = {
     ),
     "pacs_one_domain": replace(
         _ONE,
+        asked=(*("--preset", "mini_single", *_ONE_METHODS, *_PACS, "--tune", "local.lr=0.1,0.3"),),
+    ),
+    "pacs_long": Evidence(
         asked=(
-            *("--preset", "mini_single", "--methods", "fedavg,ditto,fedbn,fdse", *_PACS),
-            *("--tune", "local.lr=0.1,0.3", "--compare", "personal"),
+            "--preset",
+            "mini",
+            "--methods",
+            "fedavg,fedfip",
+            *_PACS,
+            "local.lr=0.1",
+            "rounds=60",
         ),
     ),
     "fedfip_modules": Evidence(
@@ -113,7 +123,10 @@ TABLES = {
         source="FedFIP, Office-Caltech, AVG",
     ),
     "fedfip_modules_joint": Evidence(
-        asked=(*_FEDFIP, "--ablation", "fedfip", "fedfip:method.reactivation=joint"),
+        asked=(
+            *("--preset", "mini", "--seeds", "3", "local.lr=0.3", "--ablation", "fedfip"),
+            "fedfip:method.reactivation=joint",
+        ),
         paper=_OFFICE,
         source="FedFIP, Office-Caltech, AVG",
     ),
@@ -297,7 +310,7 @@ def _provenance(study: Path, runs: pd.DataFrame) -> str:
     dates = sorted({json.loads((kept[i] / "environment.json").read_text())["date"] for i in ids})
     days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     versions = sorted({f"raysim {e['raysim']}, torch {e['packages']['torch']}" for e in found})
-    machines = sorted({e["cpu"] for e in found})
+    machines = sorted({name for e in found for name in e.get("processors", [e["cpu"]])})
     return (
         f"{len(runs)} runs, {days}, {'; '.join(versions)}, one core of {', '.join(machines)} each."
     )

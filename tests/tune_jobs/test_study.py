@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 import ray
+import typer
 from ray import tune
 from rich.console import Console
+from typer.testing import CliRunner
 
 from raysim.config import RunConfig
 from raysim.errors import ClusterError, Interrupted, ResumeError, RunError
 from raysim.run import execute
 from tests.toy import bits_of, only_run, toy_config
-from tune_jobs import study
+from tune_jobs import search, study, table
 from tune_jobs.outcome import Outcome
 from tune_jobs.study import Plan, _Stop, conducted, new_study, read_study
 
@@ -162,7 +164,7 @@ def test_a_stopped_study_is_concluded_and_says_how_to_go_on(
     assert seen == found
     assert stopped.value.signum == signal.SIGTERM
     assert f"python -m tune_jobs.table --resume {folder}" in said.getvalue()
-    assert "stopped with 1 trial left" in said.getvalue()
+    assert "stopped after 0 trials" in said.getvalue()
     assert not (tmp_path / "failures.json").exists()
 
 
@@ -220,6 +222,16 @@ def test_what_is_asked_for_can_be_read_again(tmp_path: Path) -> None:
         read_study(folder, "table")
     with pytest.raises(ResumeError, match=r"no study\.yaml"):
         read_study(tmp_path, "search")
+
+
+def test_a_damaged_study_is_named_with_what_it_lacks(tmp_path: Path) -> None:
+    for module, kind in ((search, "search"), (table, "table")):
+        folder = new_study(base(tmp_path), kind, {"kind": kind})
+        app = typer.Typer()
+        app.command()(getattr(module, kind))
+        done = CliRunner().invoke(app, ["--resume", str(folder)])
+        assert done.exit_code == 2, done.output
+        assert f"{folder}: config: must be given" in done.stderr
 
 
 def test_two_studies_never_share_a_folder(tmp_path: Path) -> None:
