@@ -51,7 +51,8 @@ def make(finished: Finished, tmp_path: Path) -> Any:
             node[leaf] = value
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         summary = json.loads((source / "summary.json").read_text())
-        (folder / "summary.json").write_text(json.dumps(summary | {"avg": avg, "seed": seed}))
+        summary |= {"avg": avg, "seed": seed, "rounds": config["rounds"]}
+        (folder / "summary.json").write_text(json.dumps(summary))
         environment = json.loads((source / "environment.json").read_text())
         if sha or seed:
             environment["partition_sha256"] = sha or f"of seed {seed}"

@@ -235,11 +235,12 @@ def test_gates_can_be_set_and_opened():
     assert all(m.mask is None for m in model.modules() if isinstance(m, Gate))
 
 
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-13), (torch.float32, 5e-6)])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(("name", "size"), [*SIZES.items(), ("cnn", 32), ("resnet10", 64)])
-def test_masked_and_sliced_models_are_the_same_function(name, size, training):
-    """In float32, outputs to 1e-6; after a step of SGD the kept scalars agree too."""
-    model = trained_like(name, size).float().train(training)
+def test_masked_and_sliced_models_are_the_same_function(name, size, training, dtype, atol):
+    """After a step of SGD the kept scalars agree too. Rounding in float32 depends on the CPU."""
+    model = trained_like(name, size).to(dtype).train(training)
     groups = model.channel_groups("inner")
     mask_C = some_units(groups)
     dense = state_arrays(model)
@@ -250,11 +251,11 @@ def test_masked_and_sliced_models_are_the_same_function(name, size, training):
     outputs = []
     for part in (model, sliced):
         optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
-        logits = part(images.float())
+        logits = part(images.to(dtype))
         cross_entropy(logits, labels).backward()
         optimizer.step()
         outputs.append(logits.detach())
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=atol)
     trained = put(dense, state_arrays(sliced), groups, mask_C)
     kept = take(state_arrays(model), groups, mask_C)
     for entry, array in take(trained, groups, mask_C).items():

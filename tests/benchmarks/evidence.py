@@ -69,11 +69,6 @@ _ONE = Evidence(
     source="FDSE, Table 1, PACS, AVG (it has no digits)",
 )
 _SEVERAL_METHODS = ("--methods", "fedavg,moon,fedbn,fedheal,dapperfl,fedfip,fdse")
-_ONE_METHODS = ("--methods", "fedavg,ditto,fedbn,fdse", "--compare", "personal")
-_DIGITS = (
-    *("--data", "digits=$DIGITS", "--seeds", "3", "--tune", "local.lr=0.1,0.3"),
-    *("data.split.use=0.2", "evaluation.every=2", "evaluation.last=3"),
-)
 _PACS = ("--data", "pacs=$PACS", "--seeds", "3", "data.image_size=64", "data.split.use=0.2")
 _OFFICE = {
     **{"none": 55.39, "DSFP": 58.78, "DSFP + DSR": 61.93, "DSFP + SA": 63.14},
@@ -91,9 +86,13 @@ TABLES = {
     "several_domains": _SEVERAL,
     "one_domain": _ONE,
     "digits_several_domains": replace(
-        _SEVERAL, asked=("--preset", "mini", *_SEVERAL_METHODS, *_DIGITS)
+        _SEVERAL,
+        asked=(
+            *("--preset", "mini", *_SEVERAL_METHODS, "--data", "digits=$DIGITS", "--seeds", "3"),
+            *("--tune", "local.lr=0.1,0.3", "data.split.use=0.2"),
+            *("evaluation.every=2", "evaluation.last=3"),
+        ),
     ),
-    "digits_one_domain": replace(_ONE, asked=("--preset", "mini_single", *_ONE_METHODS, *_DIGITS)),
     "pacs_several_domains": Evidence(
         asked=("--preset", "mini", *_SEVERAL_METHODS, *_PACS, "--tune", "local.lr=0.03,0.1,0.3"),
         paper={
@@ -104,17 +103,15 @@ TABLES = {
     ),
     "pacs_one_domain": replace(
         _ONE,
-        asked=(*("--preset", "mini_single", *_ONE_METHODS, *_PACS, "--tune", "local.lr=0.1,0.3"),),
+        asked=(
+            *("--preset", "mini_single", "--methods", "fedavg,ditto,fedbn,fdse", *_PACS),
+            *("--compare", "personal", "--tune", "local.lr=0.1,0.3"),
+        ),
     ),
     "pacs_long": Evidence(
         asked=(
-            "--preset",
-            "mini",
-            "--methods",
-            "fedavg,fedfip",
-            *_PACS,
-            "local.lr=0.1",
-            "rounds=60",
+            *("--preset", "mini", "--methods", "fedavg,fedfip", *_PACS),
+            *("local.lr=0.1", "rounds=60"),
         ),
     ),
     "fedfip_modules": Evidence(
@@ -144,7 +141,6 @@ TABLES = {
         asked=(*_FEDFIP, *_rows("fedfip_controls"), "--baseline", "fisher 0.2")
     ),
     "fedfip_why": Evidence(asked=(*_FEDFIP, *_rows("fedfip_why"))),
-    "fedfip_long": Evidence(asked=(*_FEDFIP, "--methods", "fedavg,fedfip", "rounds=100")),
     "fedfip_sensitivity": Evidence(
         asked=("--preset", "mini", "local.lr=0.3", "--seeds", "2", "--sensitivity", "fedfip"),
     ),
@@ -158,7 +154,7 @@ TABLES = {
     ),
     "fdse_sensitivity": Evidence(asked=(*_FDSE, *_rows("fdse_sensitivity"))),
     "fdse_why": Evidence(asked=(*_FDSE, *_rows("fdse_why"))),
-    "fdse_long": Evidence(asked=(*_FDSE, "--methods", "fedbn,fdse", "rounds=100")),
+    "fdse_long": Evidence(asked=(*_FDSE, "--methods", "fedbn,fdse", "rounds=60")),
 }
 
 
