@@ -1,4 +1,5 @@
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,11 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from methods import METHODS
 from raysim.channels import Scope, num_units
+from raysim.config import load_config
 from raysim.errors import ConfigError
 from raysim.models import MODELS, ChannelModel, Gate, build_model
 from raysim.models.base import GatedLayer
 from raysim.models.resnet import BasicBlock
+from raysim.skeleton import build_skeleton
 from raysim.tensors import named_state
 
 torch.set_num_threads(1)
@@ -123,6 +127,20 @@ def test_no_layer_is_one_whose_weight_gradients_onednn_gets_wrong(name):
     layers = [m for m in build_model(name, 10, 64, 4).modules() if isinstance(m, nn.Conv2d)]
     assert layers
     assert not [m for m in layers if m.kernel_size == (1, 1) and m.stride != (1, 1)]
+
+
+def test_a_network_with_such_a_layer_is_refused_in_channels_last(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from torch import nn\n\nfrom methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n"
+        "    def build_model(self, *given):\n        model = super().build_model(*given)\n"
+        "        model.extra = nn.Conv2d(4, 8, 1, stride=2)\n        return model\n"
+    )
+    words = [f"method={file}:Mine", "model.width=4"]
+    with pytest.raises(ConfigError, match=r"extra: a 1x1 .* set model\.memory_format=contiguous"):
+        build_skeleton(load_config(METHODS, overrides=words), 10, torch.device("cpu"))
+    words.append("model.memory_format=contiguous")
+    assert build_skeleton(load_config(METHODS, overrides=words), 10, torch.device("cpu"))
 
 
 def test_a_shortcut_is_a_strided_convolution() -> None:

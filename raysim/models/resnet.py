@@ -24,9 +24,8 @@ def build_resnet18(num_classes: int, image_size: int, width: int) -> ChannelMode
 class BasicBlock(nn.Module):
     """relu(conv2(conv1(x)) + shortcut(x)); the outputs of conv1 are the block's inner units.
 
-    A 1x1 convolution of stride s is here one of stride 1 of every s-th pixel, which is the same: in
-    the other, with channels_last and fewer inputs than a vector register holds (8 or 16), oneDNN
-    writes weight gradients past its workspace (uxlfoundation/oneDNN, issue 6035, 3.12 still does).
+    A shortcut of stride s is one of stride 1 on every s-th pixel, which is the same: oneDNN gets
+    the other wrong where inputs are few, see `raysim.skeleton`.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
