@@ -164,7 +164,7 @@ def test_a_stopped_study_is_concluded_and_says_how_to_go_on(
     assert seen == found
     assert stopped.value.signum == signal.SIGTERM
     assert f"python -m tune_jobs.table --resume {folder}" in said.getvalue()
-    assert "stopped after 0 trials" in said.getvalue()
+    assert "stopped after 1 trial; go on" in said.getvalue()
     assert not (tmp_path / "failures.json").exists()
 
 
