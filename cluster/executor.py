@@ -110,7 +110,7 @@ class RayExecutor:
         self._meter = Meter(config.method.label, config.data.name, config.seed)
         self.description = f"{plan.num_hosts} hosts on {cluster}{self._devices()}"
         self.processors: Sequence[str] = sorted(
-            {host.processor for host in self._hosts.hosts.values()}
+            {host.processor for host in self._hosts.hosts.values() if host.processor}
         )
         if len(self.processors) > 1:
             kinds = " and ".join(self.processors)
