@@ -198,7 +198,8 @@ def keep(source: Path, pool: Path) -> None:
         ended = datetime.fromtimestamp((run / "summary.json").stat().st_mtime, timezone.utc)
         home.mkdir(exist_ok=True)
         write_text(yaml.safe_dump(config, sort_keys=False), home / "config.yaml")
-        found = {key: environment[key] for key in _KEPT} | {"date": f"{ended:%Y-%m-%d}"}
+        found = {key: environment[key] for key in _KEPT if key in environment}
+        found |= {"date": f"{ended:%Y-%m-%d}"}
         write_json(found, home / "environment.json")
         write_text((run / "summary.json").read_text(), home / "summary.json")
 
