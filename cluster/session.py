@@ -3,16 +3,19 @@
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants, services
+from ray._private import parameter, ray_constants, services
 from ray._private.node import Node
 
+from cluster.forkserver import forkserver
 from raysim.cpus import usable_cpus
 from raysim.errors import ClusterError, remedy
 from raysim.execution import ExecutionSettings
@@ -29,6 +32,7 @@ _TOKEN = secrets.token_hex(32)
 _beginning: Future[str] | None = None
 _UNASKED = ("start_api_server", "start_monitor", "start_log_monitor")
 """What a node starts beside Ray itself: the dashboard, the autoscaler, and who reads log files."""
+_WORKER = str(Path(services.__file__).parent / "workers" / "default_worker.py")
 _ABSENT = object()
 _KEEP_FREED = {
     "MALLOC_ARENA_MAX": "1",
@@ -73,8 +77,11 @@ def _held(settings: ExecutionSettings) -> Iterator[str]:
             _join(address)
             yield f"Ray cluster {address}"
         else:
-            _start_local()
-            yield "a local Ray"
+            _prepare_local()
+            forking = forkserver if sys.platform == "linux" else nullcontext
+            with forking(_WORKER) as worker:
+                _start_local(worker)
+                yield "a local Ray"
     finally:
         ray.shutdown()
         _restore(before)
@@ -98,8 +105,8 @@ def beginning(settings: ExecutionSettings) -> Iterator[None]:
                 held.__exit__(None, None, None)
 
 
-def _start_local() -> None:
-    """Start Ray for this run alone: loopback only, with a token that dies with it."""
+def _prepare_local() -> None:
+    """Set what a Ray of our own reads: loopback only, with a token that dies with it."""
     if "RAY_AUTH_MODE" not in os.environ:  # Ray then turns tokens on, and would write a file
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -109,11 +116,21 @@ def _start_local() -> None:
     # Ray answers 127.0.0.1 with the machine's outer address, and then listens on all of them,
     # unless it is told that there is no cluster: by a constant here, by the variable elsewhere.
     os.environ.setdefault(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0")
+
+
+def _start_local(worker: str) -> None:
+    """Start Ray for this run alone.
+
+    Args:
+        worker: path of the script that its workers run.
+    """
     replaced = [_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)]
     # Nobody asks them, and Ray waits for some; the dashboard's agent imports all of the dashboard
     # unless it believes that the dashboard's dependencies are not installed.
     replaced += [_replaced(Node, name, lambda *_, **__: None) for name in _UNASKED]
     replaced += [_replaced(Node, "_webui_url", None)]
+    settings = partial(parameter.RayParams, worker_path=worker)
+    replaced += [_replaced(parameter, "RayParams", settings)]
     replaced += [_replaced(ray._private.utils, "get_dashboard_dependency_error", ImportError)]
     if ray._private.utils.detect_fate_sharing_support():  # it dies with this process all the same
         # What ends a whole process group (timeout, SLURM) must not take Ray from under its driver.

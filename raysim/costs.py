@@ -1,5 +1,8 @@
 """Parameters and multiply-adds of a model as it stands, layer by layer."""
 
+import inspect
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -19,12 +22,15 @@ def count_costs(model: nn.Module, image_size: int) -> tuple[int, dict[str, int]]
     Returns:
         Number of trainable scalars, and multiply-adds by dotted module name (leaves only).
     """
-    from torch.utils.flop_counter import FlopCounterMode  # imports triton: not at every start
+    from torch.utils import flop_counter  # imports triton: not at every start
 
+    # Torch keeps its compiler from tracing the mode, and for that imports it: 2 s and 150 MiB.
+    mode: Any = getattr(flop_counter, "_FlopCounterMode", flop_counter.FlopCounterMode)
+    mode.__torch_dispatch__ = inspect.unwrap(mode.__torch_dispatch__)
     device = next(iter(named_state(model).values())).device
     was_training = model.training
     model.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), flop_counter.FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 3, image_size, image_size, device=device))
     model.train(was_training)
     root = type(model).__name__

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,17 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def children(pid: int) -> dict[int, str]:
+    """Return the command lines of a process's children, by process id."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # they come and go
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid:
+                found[int(place.name)] = (place / "cmdline").read_text().replace("\0", " ")
+    return found
 
 
 def leftovers(wait_s: float = 60.0) -> list[str]:

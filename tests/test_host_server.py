@@ -1,5 +1,7 @@
 """Host and server by themselves: staging, commit, refusal of what is not finite, errors by name."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -138,6 +140,15 @@ def test_server_counts_bytes_and_costs() -> None:
     assert world.server.broadcast(0, "evaluate")[1] == 0
     model = build_skeleton(world.config, 10, torch.device("cpu"))
     assert world.server.costs().params == sum(p.numel() for p in model.parameters())
+
+
+def test_counting_costs_does_not_import_the_compiler() -> None:
+    code = (
+        "import sys\nfrom raysim.costs import count_costs\nfrom torch import nn\n"
+        "print(count_costs(nn.Sequential(nn.Conv2d(3, 4, 3)), 8), 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(112, {'0': 3888}) False\n"
 
 
 def test_private_entries_cost_no_download() -> None:
