@@ -173,7 +173,12 @@ class Method(Named):
         return build_model(name, num_classes, image_size, width)
 
     def is_private(self, entry: str, model: ChannelModel) -> bool:
-        """Say whether a model entry stays on the client. Called on both sides."""
+        """Say whether a model entry stays on the client. Called on both sides.
+
+        Args:
+            entry: name in the model's `state_dict`.
+            model: the network, with any weights.
+        """
         return False
 
     # Client ----------------------------------------------------------------------------------
@@ -183,7 +188,16 @@ class Method(Named):
         return {}
 
     def loss(self, model: nn.Module, batch: Batch, client: ClientView) -> Tensor:
-        """Return the scalar training loss of a batch."""
+        """Return the training loss of a batch.
+
+        Args:
+            model: the client's model in training mode, or a method's own that it trains beside it.
+            batch: images [B, 3, S, S], float32, normalised, and labels [B], int64.
+            client: whose batch it is.
+
+        Returns:
+            A scalar to call `backward` of.
+        """
         return functional.cross_entropy(model(batch.images), batch.labels)
 
     def objective(self, client: ClientView) -> Callable[[Batch], Tensor]:
@@ -239,23 +253,43 @@ class Method(Named):
         """Return the server's state after a phase: by default the weighted means of the model.
 
         Sums under names with a slash are no model entries and are left to the method.
+
+        Args:
+            server: weights and memory from before the phase.
+            partial: the exact sums of all updates of the phase.
         """
         entries = [name for name in partial.sums if "/" not in name]
         means = {e: as_entry(partial.sums[e].mean(), server.weights[e]) for e in entries}
         return ServerState(model=server.weights | means, memory=server.memory)
 
     def bytes_down(self, server: ServerView, message: Arrays) -> int:
-        """Return the bytes that a phase sends to each client: the weights once, and its message."""
+        """Return the bytes that a phase sends to each client: the weights once, and its message.
+
+        Args:
+            server: at the beginning of the phase.
+            message: what `broadcast` returned for it.
+        """
         first = server.phase == self.active_phases(server.round)[0]
         shared = {e: a for e, a in server.weights.items() if not self.is_private(e, server.model)}
         return num_bytes(message) + (num_bytes(shared) if first else 0)
 
     def load_global(self, model: ChannelModel, weights: Arrays, message: Arrays) -> None:
-        """Load the global model as it is evaluated, given the "evaluate" broadcast."""
+        """Load the global model as it is evaluated.
+
+        Args:
+            model: the skeleton to load it into.
+            weights: the dense global model.
+            message: what `broadcast` returned for the phase "evaluate".
+        """
         load_arrays(model, weights)
 
     def costs(self, server: ServerView, image_size: int) -> Costs:
-        """Return parameters and multiply-adds of the global model as it is evaluated."""
+        """Return parameters and multiply-adds of the global model as it is evaluated.
+
+        Args:
+            server: after the last round.
+            image_size: side of the images in pixels.
+        """
         self.load_global(server.model, server.weights, self.broadcast(server))
         params, flops = count_costs(server.model, image_size)
         dense = sum(flops.values())
@@ -292,7 +326,12 @@ class Averaging(Method):
 
 
 def weighted(arrays: Mapping[str, Array], weight: int) -> dict[str, Weighted]:
-    """Give every array the same weight."""
+    """Give every array the same weight.
+
+    Args:
+        arrays: by name.
+        weight: usually the client's number of examples.
+    """
     return {name: Weighted(array, weight) for name, array in arrays.items()}
 
 

@@ -73,7 +73,18 @@ class MetricsTable:
         split: str = "train",
         count: int = 0,
     ) -> None:
-        """Append a row."""
+        """Append a row.
+
+        Args:
+            round_: 1-based round, 0 before the first.
+            metric: what was measured.
+            value: of it; percent for accuracies.
+            model: "global", "personal" or "adapted".
+            client: whose figure it is; -1 for nobody's.
+            domain: its name, or `ALL`.
+            split: whose examples.
+            count: number of examples.
+        """
         cells = (round_, model, client, domain, split, metric, float(value), count)
         self._open(round_).append(dict(zip(METRICS.names, cells, strict=True)))
 
@@ -238,7 +249,17 @@ class TimingsTable:
         client: int = -1,
         num_bytes: int = 0,
     ) -> None:
-        """Append a row."""
+        """Append a row.
+
+        Args:
+            round_: 1-based round, 0 before the first.
+            phase: of the round.
+            what: took the time.
+            seconds: of it.
+            host: number of the host; -1 for the driver and the server.
+            client: whose step it was; -1 for nobody's.
+            num_bytes: sent.
+        """
         values = (round_, phase, host, client, what, seconds, num_bytes)
         self._rows.append(dict(zip(TIMINGS.names, values, strict=True)))
         if len(self._rows) >= _PACK_ROWS:

@@ -120,7 +120,10 @@ TABLES = {
         source="FedFIP, Office-Caltech, AVG",
     ),
     "fedfip_modules_joint": Evidence(
-        asked=(*_FEDFIP, "--ablation", "fedfip", "fedfip:method.reactivation=joint"),
+        asked=(
+            *("--preset", "mini", "--seeds", "3", "local.lr=0.3", "--ablation", "fedfip"),
+            "fedfip:method.reactivation=joint",
+        ),
         paper=_OFFICE,
         source="FedFIP, Office-Caltech, AVG",
     ),
