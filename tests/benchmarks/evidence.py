@@ -119,14 +119,6 @@ TABLES = {
         paper=_OFFICE,
         source="FedFIP, Office-Caltech, AVG",
     ),
-    "fedfip_modules_joint": Evidence(
-        asked=(
-            *("--preset", "mini", "--seeds", "3", "local.lr=0.3", "--ablation", "fedfip"),
-            "fedfip:method.reactivation=joint",
-        ),
-        paper=_OFFICE,
-        source="FedFIP, Office-Caltech, AVG",
-    ),
     "fedfip_sparsity": Evidence(
         asked=(*_FEDFIP, "--sparsity", "0.2:0.8:0.2"),
         paper={"fedavg": 74.35, "keep 0.2": 57.58, "keep 0.8": 74.44},
