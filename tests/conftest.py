@@ -5,6 +5,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 import torch
 
@@ -13,6 +14,8 @@ from tests.toy import CLI, INPROCESS, LONG, only_run, run_command
 if TYPE_CHECKING:
     from tests.killing import Nodes
 
+hypothesis.settings.register_profile("raysim", deadline=None)  # no test is about seconds
+hypothesis.settings.load_profile("raysim")
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs with &
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests' own processes must hear it

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raysim.channels import (
@@ -198,7 +198,6 @@ def sliced_models(draw):
 
 
 @given(case=sliced_models())
-@settings(deadline=None)
 def test_take_and_put_are_inverse(case):
     arrays, groups, mask_C = case
     before = {name: array.copy() for name, array in arrays.items()}
@@ -216,7 +215,6 @@ def test_take_and_put_are_inverse(case):
 
 
 @given(case=sliced_models())
-@settings(deadline=None)
 def test_kept_parameters_counts_what_take_leaves(case):
     arrays, groups, mask_C = case
     left = sum(array.size for array in take(arrays, groups, mask_C).values())
@@ -225,7 +223,6 @@ def test_kept_parameters_counts_what_take_leaves(case):
 
 
 @given(case=sliced_models())
-@settings(deadline=None)
 def test_private_units_come_back_and_touch_nothing_else(case):
     arrays, groups, mask_C = case
     private = np.flatnonzero(mask_C)

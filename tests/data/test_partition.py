@@ -91,7 +91,7 @@ kinds = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=kinds,
     pools=st.lists(st.integers(4, 90), min_size=1, max_size=5),
@@ -112,7 +112,7 @@ def test_every_image_has_one_owner_and_every_client_enough(
     assert partition.digest() == make_partition(dataset, kind, num_clients, seed).digest()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     number=st.integers(1, 4),
     pools=st.lists(st.integers(60, 200), min_size=4, max_size=4),
@@ -133,7 +133,7 @@ def test_domains_per_client_holds_exactly_so_many(
         assert min(held) == number
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(counts=st.lists(st.integers(0, 6), min_size=4, max_size=4), skew=skews)
 def test_single_domain_gives_blocks_of_one_domain(counts: list[int], skew: float | None) -> None:
     if not sum(counts):
@@ -148,7 +148,7 @@ def test_single_domain_gives_blocks_of_one_domain(counts: list[int], skew: float
     assert held == [[domain] for domain in range(4) for _ in range(counts[domain])]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     pools=st.lists(st.integers(0, 200), min_size=1, max_size=6).filter(lambda p: sum(p) > 0),
     num_clients=st.integers(1, 30),
@@ -173,7 +173,7 @@ def test_heterogeneous_separates_domains_at_iid_0(
     assert max(held) == 1 if num_clients >= filled else max(holders) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     counts=st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(any),
     fraction=st.floats(0.05, 0.3),

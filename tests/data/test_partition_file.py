@@ -76,7 +76,7 @@ def test_a_partition_survives_the_round_trip(kind: AnyPartition, tmp_path: Path)
     assert sum(len(rows) for shard in again.shards for rows in shard.val.values()) > 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     names=st.lists(
         st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1),

@@ -162,7 +162,7 @@ def test_channel_statistics_are_biased_and_over_the_map():
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=SEEDS, num_clients=st.integers(1, 6), size=st.integers(1, 9))
 def test_consensus_hurts_no_client_and_is_no_longer_than_the_mean_norm(seed, num_clients, size):
     rng = np.random.default_rng(seed)
@@ -177,7 +177,7 @@ def test_consensus_hurts_no_client_and_is_no_longer_than_the_mean_norm(seed, num
         assert np.linalg.norm(other @ unit) * norms.mean() >= np.linalg.norm(step) - 1e-6
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=SEEDS, num_clients=st.integers(1, 6))
 def test_attention_rows_sum_to_one_and_ignore_scale(seed, num_clients):
     rng = np.random.default_rng(seed)

@@ -263,7 +263,7 @@ SEEDS = _seeds()
 
 
 @given(data=st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_damaged_files_never_raise(data: st.DataObject) -> None:
     content = bytearray(data.draw(st.sampled_from(SEEDS)))
     for _ in range(data.draw(st.integers(0, 6))):
