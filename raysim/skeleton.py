@@ -71,8 +71,10 @@ def _refuse_few_strided_inputs(model: torch.nn.Module) -> None:
 
 def refresh(model: ChannelModel) -> None:
     """Undo whatever a step may have left on the skeleton: gates, frozen parameters, modes."""
-    model.train()
-    for module in model.modules():  # once: walking takes longer than what is done on the way
+    modules = list(model.modules())  # walking takes longer than what is done on the way
+    if not all(module.training for module in modules):
+        model.train()
+    for module in modules:
         for parameter in module._parameters.values():
             if parameter is not None:
                 parameter.requires_grad_(True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.sgd import sgd
 
 from raysim.augmentation import augment
 from raysim.config import LocalSettings
@@ -279,29 +278,27 @@ def fit(
 def _sgd(
     parameters: Sequence[nn.Parameter], lr: float, momentum: float, weight_decay: float
 ) -> Callable[[], None]:
-    """Return what takes the steps of a fresh `torch.optim.SGD`.
+    """Return what takes the steps of a fresh `torch.optim.SGD`, bit by bit.
 
-    The class itself imports torch's compiler when it is first used: a second, and 80 MiB.
+    The class itself imports torch's compiler when it is first used: a second, and 80 MiB. And it
+    copies the first gradients, as momentum begins with them; here they become the momentum, since
+    the next backward pass makes new ones.
     """
-    buffers: list[Tensor | None] = [None] * len(parameters)
+    moving: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def step() -> None:
-        moved = [i for i, p in enumerate(parameters) if p.grad is not None]
-        held = [buffers[i] for i in moved]
-        sgd(
-            [parameters[i] for i in moved],
-            [g for i in moved if (g := parameters[i].grad) is not None],
-            held,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-        for i, buffer in zip(moved, held, strict=True):
-            buffers[i] = buffer
+        for i, parameter in enumerate(parameters):
+            change = parameter.grad
+            if change is None:
+                continue
+            if weight_decay:
+                change = change.add(parameter, alpha=weight_decay)
+            if momentum:
+                before = moving.get(i)
+                change = change if before is None else before.mul_(momentum).add_(change)
+                moving[i] = change
+            parameter.add_(change, alpha=-lr)
 
     return step
 

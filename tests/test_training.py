@@ -12,7 +12,7 @@ from torch.nn import functional
 from raysim.config import LocalSettings
 from raysim.data.datasets import open_dataset
 from raysim.data.settings import DataSettings
-from raysim.seeds import Stream
+from raysim.seeds import Stream, generator
 from raysim.tensors import digest, state_arrays
 from raysim.training import Batch, ShardData, batch_order, fit, freeze_batchnorm
 from tests.toy import dealt, toy_config
@@ -109,6 +109,28 @@ def test_one_step_is_sgd_with_momentum_and_decay() -> None:
     result = train(model, data, lr=0.1, weight_decay=0.01, batch_size=8)
     assert result.num_steps == 1
     assert_allclose(model[1].weight.detach().numpy(), wanted.detach().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_steps_are_those_of_torch_sgd_bit_by_bit(momentum: float, weight_decay: float) -> None:
+    settings = {"lr": 0.1, "momentum": momentum, "weight_decay": weight_decay}
+    data, model, twin = shard(13), net(), net()
+    unused = nn.Parameter(torch.ones(2))  # no gradient reaches it
+    model.register_parameter("unused", unused)
+    result = train(model, data, batch_size=4, epochs=2, **settings)
+    optimizer = torch.optim.SGD(twin.parameters(), **settings)
+    for epoch in range(2):
+        rng = generator(0, Stream.BATCHES, 0, 0, epoch)
+        for index in batch_order(13, 4, rng):
+            batch = data.batch(torch.from_numpy(index))
+            optimizer.zero_grad()
+            functional.cross_entropy(twin(batch.images), batch.labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    assert result.num_steps == 6
+    assert torch.equal(unused, torch.ones(2))
+    for name, weight in twin.named_parameters():
+        assert torch.equal(model.get_parameter(name), weight), name
 
 
 def test_equal_keys_give_equal_bits_and_other_keys_others() -> None:
