@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -16,6 +17,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from raysim.checkpoint import latest_checkpoint
 from tests.test_manifests import pods
 from tests.test_session import dead_address
 from tests.toy import CLI, INPROCESS, ROOT, bits_of, environment, only_run, run_command
@@ -178,10 +180,12 @@ def test_a_stopped_job_saves_its_rounds_and_another_goes_on(head: Head, tmp_path
         assert time.monotonic() < deadline, "actors stay behind"
         time.sleep(0.5)
 
-    done = head.raysim("--resume", str(run))
+    saved = latest_checkpoint(run / "checkpoints").round
+    rounds = f"rounds={saved + 4}"  # enough to see that it goes on
+    done = head.raysim("--resume", str(run), rounds)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "round  1/80" not in done.stdout
-    whole = run_command(*CLI, "rounds=80", INPROCESS, f"output.dir={tmp_path / 'whole'}")
+    assert re.findall(r"^round +(\d+)", done.stdout, re.M) == [str(saved + n) for n in range(1, 5)]
+    whole = run_command(*CLI, rounds, INPROCESS, f"output.dir={tmp_path / 'whole'}")
     assert whole.returncode == 0, whole.stderr
     assert bits_of(run) == bits_of(only_run(tmp_path / "whole"))
 
